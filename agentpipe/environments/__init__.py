@@ -1,0 +1,1 @@
+"""Line profile, catalogue, disturbance table and fields, simulator, pools and players."""

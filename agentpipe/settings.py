@@ -1,0 +1,140 @@
+"""All settings in one typed model: read from the environment (``AGENTPIPE_...``) and from command-line options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from agentpipe.errors import SettingsError
+from agentpipe.storage import canonical_json, digest_bytes
+
+ProfileName = Literal["demo", "standard"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TrainingSettings(_Section):
+    """Sizes and rates of one training run. Times are simulated unless they say otherwise."""
+
+    environments: int | None = Field(None, description="training environments used; none = the whole split")
+    total_steps: int = Field(16_000_000, gt=0, description="environment steps after the warm-up")
+    rollout_steps: int = Field(16, gt=0, description="steps of each environment between two updates")
+    minibatch: int = Field(16_384, gt=0, description="samples a gradient step")
+    epochs: int = Field(3, gt=0, description="passes over each rollout")
+    hidden: int = Field(128, gt=0, description="width of the two hidden layers")
+    learning_rate: float = Field(1e-3, gt=0)
+    final_learning_rate_share: float = Field(0.05, ge=0, le=1, description="last learning rate over the first")
+    gamma: float = Field(0.995, gt=0, le=1)
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    entropy_weight: float = Field(0.01, ge=0)
+    value_weight: float = Field(0.5, ge=0)
+    max_gradient_norm: float = Field(1.0, gt=0)
+    clip_identify: float = Field(0.15, gt=0)
+    clip_assess: float = Field(0.08, gt=0)
+    clip_dispatch: float = Field(0.25, gt=0)
+    clip_execute: float = Field(0.12, gt=0)
+    warmup_episodes: int = Field(4_000, ge=0, description="expert episodes cloned before the policy gradient; 0 = none")
+    warmup_epochs: int = Field(4, ge=0)
+    validate_every: int = Field(10, gt=0, description="updates between two looks at the validation split")
+    patience: int = Field(12, gt=0, description="looks without improvement before training stops")
+    target_success: float | None = Field(None, description="validation success at which training may stop early")
+    checkpoint_every: int = Field(20, gt=0, description="updates between two resumable checkpoints")
+
+
+class EvaluationSettings(_Section):
+    """How much is judged."""
+
+    environments: int | None = Field(None, description="hold-out environments used; none = the whole split")
+    episodes_per_env: int = Field(4, gt=0)
+    attribution_episodes: int = Field(3_000, gt=0, description="failed episodes replayed at most")
+    health_episodes: int = Field(2, gt=0)
+    trajectory_episodes_per_env: int = Field(1, gt=0)
+    statistics_steps: int = Field(1_000, gt=0, description="first steps of all training environments together, thousands")
+
+
+class GateSettings(_Section):
+    """Thresholds of the milestone gates (S18)."""
+
+    reset_p99_ms: float = 800.0
+    start_success: float = 0.992
+    slow_reset_share: float = 0.05
+    warmup_actor_loss: float = 0.85
+    warmup_actor_loss_warn: float = 1.2
+    warmup_critic_mae: float = 0.32
+    warmup_critic_mae_warn: float = 0.5
+    gradient_norm_warn: float = 5.0
+    entropy_min: float = 0.1
+    success_min: float = 0.75
+    success_target: float = 0.897
+    decision_seconds_max: float = 5.0
+    decision_seconds_warn: float = 6.2
+    attributed_min: float = 0.80
+    attributed_warn: float = 0.25
+    checkpoint_mb_max: float = 850.0
+    checkpoint_growth_max: float = 2.0
+    latency_p99_ms_max: float = 3_800.0
+    latency_p99_ms_local: float = 10.0
+    drift_kl_review: float = 0.15
+
+
+class Settings(BaseSettings):
+    """Everything that can be set, with its default."""
+
+    model_config = SettingsConfigDict(env_prefix="AGENTPIPE_", env_nested_delimiter="__", extra="forbid", frozen=True)
+
+    home: Path = Field(Path(".agentpipe"), description="folder that holds every store")
+    profile: ProfileName = "standard"
+    machine_history: Path | None = Field(None, description="machine-history table that becomes the line profile")
+    table_source: Path | None = Field(None, description="disturbance table to follow instead of the home's copy")
+    seed: int = Field(0, ge=0, lt=2**63)
+    threads: int = Field(2, gt=0, le=256)
+    training: TrainingSettings = TrainingSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    gates: GateSettings = GateSettings()
+
+    def digest(self) -> str:
+        """Digest of what changes results: everything but the places on disk; threads stay in (training depends on them)."""
+        content = self.model_dump(mode="json", exclude={"home", "machine_history", "table_source"})
+        if self.machine_history is not None:
+            content["machine_history"] = digest_bytes(self.machine_history.read_bytes())
+        return digest_bytes(canonical_json(content))
+
+
+DEMO: dict[str, dict[str, Any]] = {
+    "training": {
+        "environments": 360,
+        "total_steps": 700_000,
+        "minibatch": 2_048,
+        "warmup_episodes": 1_000,
+        "validate_every": 5,
+        "checkpoint_every": 10,
+    },
+    "evaluation": {"environments": 150, "episodes_per_env": 2, "attribution_episodes": 200, "statistics_steps": 100},
+}
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Settings from the environment and from ``overrides`` (those that are not ``None``), over the profile's sizes.
+
+    Raises:
+        SettingsError: a value is malformed, unknown or out of range; the message names the field.
+    """
+    given = {key: value for key, value in overrides.items() if value is not None}
+    try:
+        settings = Settings(**given)
+        if settings.profile == "demo":
+            sections = {
+                name: {**sizes, **getattr(settings, name).model_dump(exclude_unset=True)} for name, sizes in DEMO.items()
+            }
+            settings = Settings(**{**given, **sections})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        remedy = "see agentpipe run --help, or unset the variable"
+        raise SettingsError(f"setting {field}: {first['msg']}", field=field, remedy=remedy) from error
+    return settings

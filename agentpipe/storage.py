@@ -1,0 +1,219 @@
+"""Durable writes and content digests, shared by every store.
+
+A file or directory appears under its final name whole or not at all: written aside, flushed to disk, renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentpipe.errors import CorruptError, DiskFullError, HomeError, LockHeldError, VersionError
+
+HOME_FORMAT = 1
+_STAGING = ".staging-"
+
+
+def canonical_json(obj: Any) -> bytes:
+    """JSON with sorted keys, no spaces, no NaN: equal objects give equal bytes.
+
+    Raises:
+        ValueError: ``obj`` holds a NaN or an infinity.
+    """
+    return json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def digest_bytes(data: bytes | memoryview) -> str:
+    """SHA-256 of ``data`` in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file's content in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_tree(root: Path, exclude: Sequence[str] = ()) -> str:
+    """Digest of every file below ``root`` with its relative name, in name order; ``exclude`` holds relative names."""
+    entries = [
+        (path.relative_to(root).as_posix(), path) for path in root.rglob("*") if path.is_file() and not path.is_symlink()
+    ]
+    return digest_bytes(canonical_json([[name, digest_file(path)] for name, path in sorted(entries) if name not in exclude]))
+
+
+@contextlib.contextmanager
+def typed_os_errors(path: Path) -> Iterator[None]:
+    """Turns the operating system's errors on ``path`` into typed ones.
+
+    Raises:
+        DiskFullError: no space or quota left.
+        HomeError: read-only, permission denied, or a parent that is not a directory.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError("the disk is full", file=path, remedy="free space and run again") from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR):
+            remedy = "choose a writable folder with --home"
+            raise HomeError(f"cannot write: {error.strerror}", file=path, remedy=remedy) from error
+        raise
+
+
+def _fsync_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes ``data`` to ``path`` durably and atomically; the old content stays until the new is on disk.
+
+    Raises:
+        DiskFullError, HomeError: see :func:`typed_os_errors`.
+    """
+    with typed_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=_STAGING, dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+            raise
+        _fsync_path(path.parent)
+
+
+def write_json(path: Path, obj: Any) -> None:
+    """Writes ``obj`` as indented JSON with sorted keys, durably and atomically."""
+    text = json.dumps(obj, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    write_bytes(path, text.encode() + b"\n")
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+        CorruptError: the file is missing, not UTF-8 or not JSON.
+    """
+    try:
+        return json.loads(path.read_bytes().decode())
+    except FileNotFoundError as error:
+        raise CorruptError("file is missing", file=path, remedy="restore it or build it again") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CorruptError(f"not valid JSON: {error}", file=path, remedy="restore it or build it again") from error
+
+
+@contextlib.contextmanager
+def publish_directory(final: Path) -> Iterator[Path]:
+    """Yields a staging directory beside ``final``; on success it is flushed and renamed to ``final``.
+
+    An existing ``final`` is moved aside first and removed after the rename; on an error the staging directory is
+    removed and ``final`` stays as it was.
+    """
+    with typed_os_errors(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f"{_STAGING}{final.name}-", dir=final.parent))
+        os.chmod(staging, 0o755)
+        try:
+            yield staging
+            for path in sorted(staging.rglob("*"), reverse=True):
+                _fsync_path(path)
+            _fsync_path(staging)
+            _swap(staging, final)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        _fsync_path(final.parent)
+
+
+def _swap(staging: Path, final: Path) -> None:
+    if not final.exists():
+        os.rename(staging, final)
+        return
+    retired = Path(tempfile.mkdtemp(prefix=f"{_STAGING}old-", dir=final.parent))
+    os.rename(final, retired / "old")
+    try:
+        os.rename(staging, final)
+    except BaseException:
+        os.rename(retired / "old", final)
+        raise
+    finally:
+        shutil.rmtree(retired, ignore_errors=True)
+
+
+def remove_staging(root: Path) -> int:
+    """Removes what interrupted writers left below ``root`` (call under the home's lock); returns how many."""
+    leftovers = [path for path in root.rglob(f"{_STAGING}*") if path.exists()]
+    for path in leftovers:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    return len(leftovers)
+
+
+def prepare_home(home: Path) -> None:
+    """Creates ``home`` if need be and checks its format version.
+
+    Raises:
+        HomeError: not a directory, or not writable.
+        VersionError: written by a newer agentpipe.
+    """
+    marker = home / "format.json"
+    with typed_os_errors(home):
+        if home.exists() and not home.is_dir():
+            raise HomeError("the home is a file, not a directory", file=home, remedy="choose another with --home")
+        home.mkdir(parents=True, exist_ok=True)
+    if not marker.exists():
+        write_json(marker, {"format": HOME_FORMAT})
+        return
+    content = read_json(marker)
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != HOME_FORMAT:
+        remedy = "use the agentpipe that wrote it, or another --home"
+        raise VersionError(f"home format {found!r}, this program reads {HOME_FORMAT}", file=marker, remedy=remedy)
+    if not os.access(home, os.W_OK):
+        raise HomeError("the home is not writable", file=home, remedy="choose a writable folder with --home")
+
+
+@contextlib.contextmanager
+def home_lock(home: Path, holder: str) -> Iterator[None]:
+    """Holds the home's one writer lock while the body runs; the lock dies with the process.
+
+    Raises:
+        LockHeldError: another process holds it; the message names what it runs and its process id.
+    """
+    prepare_home(home)
+    path = home / "lock"
+    with typed_os_errors(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            other = os.pread(descriptor, 4096, 0).decode(errors="replace").strip() or "unknown"
+            remedy = "wait until it ends, or use another --home"
+            raise LockHeldError(f"the home is held by {other}", file=path, remedy=remedy) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{holder} (process {os.getpid()})".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
