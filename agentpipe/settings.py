@@ -58,27 +58,40 @@ class EvaluationSettings(_Section):
 
 
 class GateSettings(_Section):
-    """Thresholds of the milestone gates (S18)."""
+    """Thresholds of the milestone gates (S18): ``_min`` and ``_max`` are passed or failed, ``_warn`` marks the alarming."""
 
+    beats_random_only: bool = Field(False, description="judge nothing but that the policy beats random; not promotable")
     reset_p99_ms: float = 800.0
     start_success: float = 0.992
     slow_reset_share: float = 0.05
+    redis_round_trip_ms: float = 15.0
+    redis_connection_share: float = 0.85
+    cpu_share_deviation: float = 0.032
+    crash_rate: float = 0.0002
     warmup_actor_loss: float = 0.85
     warmup_actor_loss_warn: float = 1.2
     warmup_critic_mae: float = 0.32
     warmup_critic_mae_warn: float = 0.5
+    gradient_norm_usual: float = 0.42
     gradient_norm_warn: float = 5.0
     entropy_min: float = 0.1
+    advantage_mean_max: float = Field(0.5, description="mean advantage, in its own standard deviations, either sign")
+    plateau_improvement: float = Field(0.005, description="least gain of the last third of the validations")
     success_min: float = 0.75
     success_target: float = 0.897
+    success_stall: float = Field(0.72, description="success around which training has been seen to get stuck")
+    success_stall_width: float = 0.03
     decision_seconds_max: float = 5.0
     decision_seconds_warn: float = 6.2
     attributed_min: float = 0.80
+    attributed_target: float = 0.92
     attributed_warn: float = 0.25
     checkpoint_mb_max: float = 850.0
     checkpoint_growth_max: float = 2.0
     latency_p99_ms_max: float = 3_800.0
     latency_p99_ms_local: float = 10.0
+    parity_abs_max: float = 1e-5
+    parity_value_rel_max: float = 1e-5
     drift_kl_review: float = 0.15
 
 
@@ -114,6 +127,7 @@ DEMO: dict[str, dict[str, Any]] = {
         "validate_every": 5,
         "checkpoint_every": 10,
     },
+    "gates": {"beats_random_only": True},
     "evaluation": {"environments": 150, "episodes_per_env": 2, "attribution_episodes": 200, "statistics_steps": 100},
 }
 
