@@ -1,0 +1,1 @@
+"""Learning: networks, advantages, segment-wise clipped policy gradient, checkpoints, policy package, champion store."""

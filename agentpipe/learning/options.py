@@ -1,0 +1,223 @@
+"""Everything that can be chosen about learning, in flat frozen records; none of them needs torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentpipe.errors import SettingsError
+from agentpipe.storage import canonical_json, digest_bytes
+
+if TYPE_CHECKING:
+    from agentpipe.settings import Settings
+
+Schedule = Literal["linear", "cosine", "constant"]
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Shape of the actor-critic network."""
+
+    hidden: tuple[int, ...] = (128, 128)
+    """widths of the hidden layers, the same for actor and critic"""
+    action_embedding: int = 16
+    """size of the embedding of the last action"""
+    time_frequencies: int = 6
+    """octaves of the sin/cos encoding of time"""
+    shared_trunk: bool = False
+    """one trunk for actor and critic (faster), or one for each"""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """between the hidden layers"""
+
+
+@dataclass(frozen=True)
+class PpoOptions:
+    """Segment-wise clipped policy gradient (S9)."""
+
+    rollout_steps: int = 16
+    """steps of each environment between two updates"""
+    epochs: int = 3
+    """passes over each rollout"""
+    minibatch: int = 16_384
+    """samples of one gradient step"""
+    learning_rate: float = 1e-3
+    """at the start of the schedule"""
+    schedule: Schedule = "linear"
+    """of the learning rate over the budget of environment steps"""
+    final_learning_rate_share: float = 0.05
+    """last learning rate over the first"""
+    discount: float = 0.995
+    """gamma"""
+    gae_lambda: float = 0.95
+    """lambda of generalised advantage estimation"""
+    clip: tuple[float, ...] = (0.15, 0.08, 0.25, 0.12)
+    """clip range of the probability ratio: identify, assess, dispatch, execute"""
+    entropy_weight: float = 0.01
+    """weight of the entropy bonus"""
+    final_entropy_share: float = 1.0
+    """last entropy weight over the first; it moves linearly with the budget"""
+    value_weight: float = 0.5
+    """weight of the value loss"""
+    max_gradient_norm: float = 1.0
+    """gradients are scaled down to this norm"""
+    target_kl: float | None = None
+    """no further epoch of an update once the mean KL of one exceeds this"""
+    reward_clamp: float = 5.0
+    """scaled rewards are clamped to plus and minus this"""
+
+
+@dataclass(frozen=True)
+class WarmUpOptions:
+    """Behaviour cloning of an expert before the policy gradient."""
+
+    episodes: int = 4_000
+    """finished expert episodes that are enough"""
+    max_steps: int = 48
+    """pool steps of the expert at most"""
+    epochs: int = 4
+    """passes over the expert's samples"""
+    minibatch: int = 4_096
+    """samples of one gradient step"""
+    learning_rate: float = 1e-3
+    """constant during the warm-up"""
+
+
+@dataclass(frozen=True)
+class GateOptions:
+    """Thresholds of gates 2 and 4 (S18), which also act as circuit breakers while training runs."""
+
+    actor_loss: float = 0.85
+    """gate 2 passes up to this masked cross-entropy"""
+    actor_loss_warn: float = 1.2
+    """and fails beyond this"""
+    critic_mae: float = 0.32
+    """gate 2 passes up to this mean absolute error, in scaled returns"""
+    critic_mae_warn: float = 0.5
+    """a larger one fails"""
+    gradient_norm_warn: float = 5.0
+    """median gradient norm of the warm-up beyond which gate 2 warns"""
+    entropy_min: float = 0.1
+    """gate 4 warns below this mean entropy of the decisions that had a choice"""
+    entropy_stop: float = 0.005
+    """below this, for `breaker_patience` updates, training stops: the policy has collapsed"""
+    advantage_mean_warn: float = 0.5
+    """gate 4 warns when the mean advantage, in standard deviations of the advantage, is farther from zero"""
+    value_loss_stop: float = 100.0
+    """a value loss beyond this, for `breaker_patience` updates, stops training"""
+    breaker_patience: int = 5
+    """consecutive updates after which a breaker opens"""
+    warm_up_breaks: bool = False
+    """a failing gate 2 stops training before the policy gradient begins"""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """One training run."""
+
+    network: NetworkOptions = field(default_factory=NetworkOptions)
+    """the network"""
+    ppo: PpoOptions = field(default_factory=PpoOptions)
+    """the policy gradient"""
+    warm_up: WarmUpOptions | None = field(default_factory=WarmUpOptions)
+    """none = start from random weights (or from an initial package)"""
+    gates: GateOptions = field(default_factory=GateOptions)
+    """circuit breakers"""
+    budget_steps: int = 16_000_000
+    """environment steps of the policy gradient"""
+    max_seconds: float | None = None
+    """wall time after which training stops at the next update; not reproducible, so none by default"""
+    target: float | None = None
+    """validation score at which training stops"""
+    validate_every: int = 10
+    """updates between two looks at the validation split"""
+    patience: int | None = 12
+    """looks without improvement before training stops; none = never"""
+    checkpoint_every: int = 20
+    """updates between two checkpoints"""
+    keep_checkpoints: int = 2
+    """the newest so many are kept"""
+    threads: int = 1
+    """torch threads; part of the result, since sums are split by thread"""
+    seed: int = 0
+    """root of every random stream of the training itself"""
+
+    def digest(self) -> str:
+        """Digest of every option."""
+        return digest_bytes(canonical_json(as_json(self)))
+
+
+def as_json(options: Any) -> Any:
+    """The options as plain JSON values."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(options).items()}
+
+
+def network_options(content: dict[str, Any]) -> NetworkOptions:
+    """The inverse of :func:`as_json` for a network.
+
+    Raises:
+        SettingsError: an option is unknown or malformed.
+    """
+    try:
+        options = NetworkOptions(**{**content, "hidden": tuple(int(width) for width in content["hidden"])})
+    except (TypeError, KeyError, ValueError) as error:
+        raise SettingsError(f"network options do not fit: {error}", field="network") from error
+    sizes = (*options.hidden, options.action_embedding, options.time_frequencies)
+    if not options.hidden or any(not isinstance(size, int) or size < 1 for size in sizes):
+        raise SettingsError("network sizes must be positive whole numbers", field="network")
+    if options.activation not in ("tanh", "relu"):
+        raise SettingsError(f"unknown activation {options.activation!r}", field="network.activation")
+    return options
+
+
+def share_at(schedule: Schedule, done: float, final: float) -> float:
+    """Share of the first learning rate after ``done`` (0 to 1) of the budget; ``final`` at the end.
+
+    linear: 1 - (1 - final) d; cosine: final + (1 - final) (1 + cos(pi d)) / 2; constant: 1.
+    """
+    done = min(max(done, 0.0), 1.0)
+    if schedule == "constant":
+        return 1.0
+    if schedule == "cosine":
+        return final + (1.0 - final) * (1.0 + math.cos(math.pi * done)) / 2.0
+    return 1.0 - (1.0 - final) * done
+
+
+def training_options(settings: Settings) -> TrainingOptions:
+    """The options that the project's settings ask for."""
+    chosen, gates = settings.training, settings.gates
+    ppo = PpoOptions(
+        rollout_steps=chosen.rollout_steps,
+        epochs=chosen.epochs,
+        minibatch=chosen.minibatch,
+        learning_rate=chosen.learning_rate,
+        final_learning_rate_share=chosen.final_learning_rate_share,
+        discount=chosen.gamma,
+        gae_lambda=chosen.gae_lambda,
+        clip=(chosen.clip_identify, chosen.clip_assess, chosen.clip_dispatch, chosen.clip_execute),
+        entropy_weight=chosen.entropy_weight,
+        value_weight=chosen.value_weight,
+        max_gradient_norm=chosen.max_gradient_norm,
+    )
+    warm_up = WarmUpOptions(episodes=chosen.warmup_episodes, epochs=chosen.warmup_epochs)
+    return TrainingOptions(
+        network=NetworkOptions(hidden=(chosen.hidden, chosen.hidden)),
+        ppo=ppo,
+        warm_up=warm_up if chosen.warmup_episodes > 0 and chosen.warmup_epochs > 0 else None,
+        gates=GateOptions(
+            actor_loss=gates.warmup_actor_loss,
+            actor_loss_warn=gates.warmup_actor_loss_warn,
+            critic_mae=gates.warmup_critic_mae,
+            critic_mae_warn=gates.warmup_critic_mae_warn,
+            gradient_norm_warn=gates.gradient_norm_warn,
+            entropy_min=gates.entropy_min,
+        ),
+        budget_steps=chosen.total_steps,
+        target=chosen.target_success,
+        validate_every=chosen.validate_every,
+        patience=chosen.patience,
+        checkpoint_every=chosen.checkpoint_every,
+        threads=settings.threads,
+        seed=settings.seed,
+    )

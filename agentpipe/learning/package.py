@@ -1,0 +1,237 @@
+"""The policy package: the only way a policy is run, anywhere.
+
+A directory with ``package.json`` (signature, names, provenance, digests), ``weights.safetensors`` and
+``statistics.safetensors``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from agentpipe.environments.layout import ACTION_NAMES, OBSERVATION_NAMES, SIMULATOR_VERSION
+from agentpipe.errors import ActionError, CheckpointError, EmptyMaskError, NonFiniteError, SettingsError, SimulationError
+from agentpipe.learning.network import PolicyNetwork
+from agentpipe.learning.normalisation import ObservationStatistics
+from agentpipe.learning.options import as_json, network_options
+from agentpipe.learning.sampling import sample_categorical
+from agentpipe.learning.tensors import open_sealed, pack, required, seal, unpack
+from agentpipe.storage import canonical_json, digest_bytes, publish_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+KIND, FORMAT = "agentpipe.policy-package", 1
+SIGNATURE_VERSION = 1
+_MANIFEST, _WEIGHTS, _STATISTICS = "package.json", "weights.safetensors", "statistics.safetensors"
+
+
+class PolicyOutput(NamedTuple):
+    """What a policy says of N observations."""
+
+    action: npt.NDArray[np.int64]
+    """i64[N]"""
+    probabilities: npt.NDArray[np.float32]
+    """f32[N, A], zero where the mask is false"""
+    value: npt.NDArray[np.float32]
+    """f32[N], expected scaled return"""
+
+
+@dataclass
+class PolicyPackage:
+    """A network with its frozen normalisation, the names of its inputs and outputs, and where it came from.
+
+    Args:
+        network: with weights; its normalisation is set from ``statistics``.
+        statistics: of the observations it was trained on.
+        observation_names: D names.
+        action_names: A names.
+        simulator_version: of the simulator it was trained in.
+        provenance: free JSON object: parent, table version, configuration digest, updates, …; no times.
+    """
+
+    network: PolicyNetwork
+    statistics: ObservationStatistics
+    observation_names: tuple[str, ...] = OBSERVATION_NAMES
+    action_names: tuple[str, ...] = ACTION_NAMES
+    simulator_version: str = SIMULATOR_VERSION
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes = (self.network.observation_size, self.network.action_count)
+        if sizes != (len(self.observation_names), len(self.action_names)) or self.statistics.names != self.observation_names:
+            raise CheckpointError(f"network of {sizes} does not fit the names of its inputs and actions", field="signature")
+        self.network.set_statistics(self.statistics)
+        self.network.eval()
+
+    @property
+    def module(self) -> PolicyNetwork:
+        """The network as a torch module: raw inputs to action, probabilities and value; what the exporter traces."""
+        return self.network
+
+    @property
+    def signature(self) -> dict[str, Any]:
+        """Names, types and shapes (without the batch dimension) of inputs and outputs, in order."""
+        observation, actions = [len(self.observation_names)], [len(self.action_names)]
+        return {
+            "version": SIGNATURE_VERSION,
+            "inputs": [
+                {"name": "observation", "dtype": "float32", "shape": observation},
+                {"name": "last_action", "dtype": "int64", "shape": []},
+                {"name": "time", "dtype": "float32", "shape": []},
+                {"name": "mask", "dtype": "bool", "shape": actions},
+            ],
+            "outputs": [
+                {"name": "action", "dtype": "int64", "shape": []},
+                {"name": "probabilities", "dtype": "float32", "shape": actions},
+                {"name": "value", "dtype": "float32", "shape": []},
+            ],
+        }
+
+    @property
+    def digest(self) -> str:
+        """Digest of weights, normalisation, signature and simulator version; not of the provenance."""
+        return _digest(self._manifest(), {name: digest_bytes(data) for name, data in self._files().items()})
+
+    def act(
+        self,
+        observation: npt.NDArray[np.float32],
+        last_action: npt.NDArray[np.int64],
+        time: npt.NDArray[np.float32],
+        mask: npt.NDArray[np.bool_],
+        *,
+        greedy: bool = True,
+        uniforms: npt.NDArray[np.float64] | None = None,
+    ) -> PolicyOutput:
+        """Decides for N observations.
+
+        Args:
+            observation: f32[N, D], raw.
+            last_action: i64[N], 0 to A; A = none yet.
+            time: f32[N], minutes since the start of the episode.
+            mask: bool[N, A].
+            greedy: the most probable action; else one drawn from the probabilities by ``uniforms``.
+            uniforms: f64[N] in [0, 1), needed unless greedy.
+
+        Raises:
+            EmptyMaskError: nothing is allowed in a row.
+            NonFiniteError: an input or output is not finite; names row and field.
+            ActionError: a last action is out of range.
+            SimulationError: a shape or a type does not fit.
+        """
+        self._check(observation, last_action, time, mask)
+        with torch.inference_mode():
+            inputs = (torch.from_numpy(np.ascontiguousarray(part)) for part in (observation, last_action, time, mask))
+            action, probabilities, value = (part.numpy() for part in self.network(*inputs))
+        if not np.isfinite(value).all() or not np.isfinite(probabilities).all():
+            row = int(np.argmax(~np.isfinite(value) | ~np.isfinite(probabilities).all(axis=1)))
+            raise NonFiniteError("the policy's output is not finite", environment=row, field="value or probabilities")
+        if not greedy:
+            if uniforms is None or uniforms.shape != (len(observation),):
+                raise SimulationError("a sampled decision needs one uniform number a row", field="uniforms")
+            action = sample_categorical(probabilities, uniforms)
+        return PolicyOutput(action, probabilities, value)
+
+    def _check(
+        self,
+        observation: npt.NDArray[np.float32],
+        last_action: npt.NDArray[np.int64],
+        time: npt.NDArray[np.float32],
+        mask: npt.NDArray[np.bool_],
+    ) -> None:
+        rows = len(observation)
+        given = {"observation": observation, "last_action": last_action, "time": time, "mask": mask}
+        for entry in self.signature["inputs"]:
+            array, name = given[entry["name"]], entry["name"]
+            if array.dtype != entry["dtype"] or array.shape != (rows, *entry["shape"]):
+                expected = f"{entry['dtype']}{(rows, *entry['shape'])}"
+                raise SimulationError(f"{name} is {array.dtype}{array.shape}, expected {expected}", field=name)
+        if not np.isfinite(observation).all():
+            row, column = np.argwhere(~np.isfinite(observation))[0]
+            name = self.observation_names[column]
+            raise NonFiniteError("an observation is not finite", environment=int(row), field=name)
+        if not np.isfinite(time).all():
+            raise NonFiniteError("time is not finite", environment=int(np.argmax(~np.isfinite(time))), field="time")
+        if rows and (last_action.min() < 0 or last_action.max() > len(self.action_names)):
+            raise ActionError(f"last action out of range 0 to {len(self.action_names)}", field="last_action")
+        legal = mask.any(axis=1)
+        if not legal.all():
+            remedy = "ask the environment for a legal action, or end the episode"
+            raise EmptyMaskError("no action is allowed", environment=int(np.argmin(legal)), field="mask", remedy=remedy)
+
+    def _manifest(self) -> dict[str, Any]:
+        return {
+            "kind": KIND,
+            "format": FORMAT,
+            "signature": self.signature,
+            "network": as_json(self.network.options),
+            "observation_names": list(self.observation_names),
+            "action_names": list(self.action_names),
+            "simulator_version": self.simulator_version,
+        }
+
+    def _files(self) -> dict[str, bytes]:
+        weights = {name: tensor.detach().cpu().numpy() for name, tensor in self.network.state_dict().items()}
+        return {_WEIGHTS: pack(weights), _STATISTICS: self.statistics.to_bytes()}
+
+    def save(self, path: Path) -> Path:
+        """Publishes the package as the directory ``path`` (replacing one that is there) and returns it."""
+        files = self._files()
+        manifest = self._manifest()
+        digest = _digest(manifest, {name: digest_bytes(data) for name, data in files.items()})
+        with publish_directory(path) as staging:
+            seal(staging, _MANIFEST, {**manifest, "package_digest": digest, "provenance": self.provenance}, files)
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> PolicyPackage:
+        """Reads and checks a package.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, or shapes do not fit.
+            VersionError: written under another format version.
+        """
+        manifest, files = open_sealed(path, _MANIFEST, KIND, FORMAT)
+        where = path / _MANIFEST
+        names = tuple(required(manifest, "observation_names", where))
+        actions = tuple(required(manifest, "action_names", where))
+        try:
+            options = network_options(required(manifest, "network", where))
+        except SettingsError as error:
+            raise CheckpointError(error.message, file=where, field="network") from error
+        network = PolicyNetwork(len(names), len(actions), options)
+        load_weights(network, unpack(required(files, _WEIGHTS, path), path / _WEIGHTS), path / _WEIGHTS)
+        statistics = ObservationStatistics.from_bytes(required(files, _STATISTICS, path), names, path / _STATISTICS)
+        version = str(required(manifest, "simulator_version", where))
+        package = cls(network, statistics, names, actions, version, dict(required(manifest, "provenance", where)))
+        if required(manifest, "signature", where) != package.signature:
+            raise CheckpointError("the signature does not match the network", file=where, field="signature")
+        return package
+
+
+def load_weights(module: torch.nn.Module, weights: Mapping[str, npt.NDArray[Any]], file: Path) -> None:
+    """Copies ``weights`` into ``module``.
+
+    Raises:
+        CheckpointError: names, shapes or types differ, or a weight is not finite; the message names the tensor.
+    """
+    state = module.state_dict()
+    if set(state) != set(weights):
+        raise CheckpointError(f"weights {sorted(set(state) ^ set(weights))} do not fit the network", file=file)
+    for name, tensor in state.items():
+        array = weights[name]
+        if tuple(tensor.shape) != array.shape or array.dtype != np.float32:
+            expected = f"float32{tuple(tensor.shape)}"
+            raise CheckpointError(f"{name} is {array.dtype}{array.shape}, expected {expected}", file=file, field=name)
+        if not np.isfinite(array).all():
+            raise CheckpointError(f"{name} is not finite", file=file, field=name)
+        tensor.copy_(torch.from_numpy(array))
+
+
+def _digest(manifest: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    return digest_bytes(canonical_json([manifest, dict(files)]))
