@@ -33,15 +33,15 @@ def column(table: pa.Table, name: str) -> npt.NDArray[Any]:
     """
     if name not in table.column_names:
         raise CorruptError("the result table lacks a column", field=name, remedy="it was written by another version")
+    import pyarrow as pa
+
     values = table.column(name)
-    if values.type.__class__.__name__ == "DictionaryType":
-        chunk = values.combine_chunks()
-        if hasattr(chunk, "num_chunks"):
-            chunk = chunk.unify_dictionaries().combine_chunks()
-        names = np.array(chunk.dictionary.to_pylist(), dtype=object).astype(str)
-        codes = chunk.indices.to_numpy(zero_copy_only=False)
-        return names[codes] if names.size else np.empty(0, dtype=str)
-    array = values.to_numpy()
+    if pa.types.is_dictionary(values.type):
+        coded_values = values.unify_dictionaries().combine_chunks()
+        names = np.array([*coded_values.dictionary.to_pylist(), ""])
+        decoded: npt.NDArray[Any] = names[coded_values.indices.to_numpy(zero_copy_only=False)]
+        return decoded
+    array: npt.NDArray[Any] = values.to_numpy()
     return array.astype(str) if array.dtype == object else array
 
 

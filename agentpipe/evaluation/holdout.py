@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from agentpipe.environments.catalog import EnvironmentSpec
     from agentpipe.environments.line_profile import LineProfile
+    from agentpipe.environments.players import Player
     from agentpipe.environments.table import DisturbanceTable
-    from agentpipe.evaluation.rollout import Playable, PoolBuilder
+    from agentpipe.evaluation.rollout import PoolBuilder
     from agentpipe.progress import Progress
 
     Results = dict[str, npt.NDArray[Any]]
@@ -94,7 +95,7 @@ def _spec_columns(
         "cell": names(lambda spec: spec.cell),
         "kind": names(lambda spec: spec.kind),
         "split": names(lambda spec: spec.split),
-        "fingerprint": names(lambda spec: table.fingerprint(spec.environment_id)),
+        "fingerprint": names(lambda spec: table.fingerprint(spec.environment_id).sha256),
     }
 
 
@@ -144,14 +145,14 @@ def _check_common_episodes(results: dict[str, Results], environments: Sequence[E
             raise EvaluationError("players met different faults in the same episode", **where)
 
 
-def _check_players(players: Sequence[Playable]) -> None:
+def _check_players(players: Sequence[Player]) -> None:
     names = [player.name for player in players]
     if not names or len(set(names)) != len(names):
         raise EvaluationError(f"need at least one player and distinct names, got {names}")
 
 
 def evaluate(  # noqa: PLR0913 - keyword-only, each a part of what the figures depend on
-    players: Sequence[Playable],
+    players: Sequence[Player],
     environments: Sequence[EnvironmentSpec],
     table: DisturbanceTable,
     profile: LineProfile,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from agentpipe.environments.players import Player
+    from agentpipe.environments.pool import LinePool
     from agentpipe.progress import Progress
 
-    PoolBuilder = Callable[..., "EpisodePool"]
+    PoolBuilder = Callable[..., LinePool]
 
 RESULT_TYPES: dict[str, type[np.generic]] = {
     "success": np.bool_,
@@ -34,36 +36,6 @@ RESULT_TYPES: dict[str, type[np.generic]] = {
 """Name and type of each per-episode result; the pool's attribute is ``result_<name>``."""
 
 
-class EpisodePool(Protocol):
-    """What is needed of a pool here; beside it the attributes ``result_*`` of :data:`RESULT_TYPES`, each [size]."""
-
-    size: int
-    terminated: npt.NDArray[np.bool_]
-    truncated: npt.NDArray[np.bool_]
-    episode: npt.NDArray[np.int64]
-
-    def reset(self) -> Any:
-        """Starts every environment's first episode."""
-        ...
-
-    def step(self, actions: npt.NDArray[np.int64]) -> Any:
-        """Advances every environment by one decision; finished ones start their next episode at once."""
-        ...
-
-
-class Playable(Protocol):
-    """A player, as far as it is needed here: ``act`` returns something with ``actions`` i64[size]."""
-
-    @property
-    def name(self) -> str:
-        """What the results are filed under."""
-        ...
-
-    def act(self, pool: Any) -> Any:
-        """Chooses an action for every environment of ``pool``."""
-        ...
-
-
 def default_builder() -> PoolBuilder:
     """The vectorised pool of the built-in line (imported late: it compiles kernels)."""
     from agentpipe.environments.pool import build_pool
@@ -78,7 +50,7 @@ def _check_finite(name: str, values: npt.NDArray[Any], rows: npt.NDArray[np.int6
 
 
 def _collect(
-    pool: EpisodePool,
+    pool: LinePool,
     columns: dict[str, npt.NDArray[Any]],
     finished: npt.NDArray[np.int64],
     counts: npt.NDArray[np.int64],
@@ -93,8 +65,8 @@ def _collect(
 
 
 def play_first_episodes(
-    pool: EpisodePool,
-    player: Playable,
+    pool: LinePool,
+    player: Player,
     episodes_per_env: int,
     *,
     environment_ids: Sequence[str],
@@ -115,7 +87,9 @@ def play_first_episodes(
     """
     size = pool.size
     if episodes_per_env < 1 or size < 1 or len(environment_ids) != size:
-        raise EvaluationError(f"cannot play {episodes_per_env} episodes of {size} environments ({len(environment_ids)} ids)")
+        raise EvaluationError(
+            f"cannot play {episodes_per_env} episodes of {size} environments ({len(environment_ids)} ids)"
+        )
     columns = {name: np.zeros((size, episodes_per_env), dtype=kind) for name, kind in RESULT_TYPES.items()}
     counts = np.zeros(size, dtype=np.int64)
     total = size * episodes_per_env
@@ -131,7 +105,9 @@ def play_first_episodes(
         if not finished.size:
             continue
         if not np.array_equal(episode[finished] - first_episode, counts[finished]):
-            raise EvaluationError("episodes came out of order", environment=environment_ids[int(finished[0])], step=step)
+            raise EvaluationError(
+                "episodes came out of order", environment=environment_ids[int(finished[0])], step=step
+            )
         _collect(pool, columns, finished, counts, environment_ids)
         counts[finished] += 1
         done = int(counts.sum())
@@ -140,5 +116,7 @@ def play_first_episodes(
             return columns
     late = int(np.argmin(counts))
     raise EvaluationError(
-        f"only {counts[late]} of {episodes_per_env} episodes ended", environment=environment_ids[late], player=player.name
+        f"only {counts[late]} of {episodes_per_env} episodes ended",
+        environment=environment_ids[late],
+        player=player.name,
     )

@@ -95,7 +95,8 @@ def _cluster_sums(numerator: Floats, denominator: Floats, cluster: npt.ArrayLike
     if labels.shape != numerator.shape:
         raise EvaluationError(f"cluster has shape {labels.shape}, expected {numerator.shape}")
     _, index = np.unique(labels, return_inverse=True)
-    return np.bincount(index, weights=numerator), np.bincount(index, weights=denominator)
+    sums = np.bincount(index, weights=numerator).astype(np.float64)
+    return sums, np.bincount(index, weights=denominator).astype(np.float64)
 
 
 def _variance(sums: Floats, sizes: Floats, ratio: float) -> float:
@@ -173,7 +174,7 @@ def group_by(labels: npt.ArrayLike) -> dict[str, npt.NDArray[np.int64]]:
     return {str(name): part for name, part in zip(names, parts, strict=True)}
 
 
-def rounded(value: Any) -> Any:
+def rounded(value: object) -> Any:  # noqa: ANN401 - JSON of the same shape as the input
     """``value`` with every float inside rounded to six digits and non-finite ones replaced by ``None`` (JSON-ready)."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
