@@ -266,8 +266,8 @@ def build_catalog(
 
 
 def _assert_disjoint(environments: Sequence[EnvironmentSpec]) -> dict[str, int | bool]:
-    """What is recorded with every result; raises ``CatalogError`` when an environment or hold-out line is on two
-    sides.""" ids: dict[str, set[str]] = {split: set() for split in SPLITS}
+    """What is recorded with every result; raises ``CatalogError`` when something held out is seen elsewhere."""
+    ids: dict[str, set[str]] = {split: set() for split in SPLITS}
     templates: dict[str, set[str]] = {split: set() for split in SPLITS}
     lines: dict[str, set[str]] = {split: set() for split in SPLITS}
     for environment in environments:

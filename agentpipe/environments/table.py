@@ -102,8 +102,8 @@ class TableDiff:
 
 
 def choose_variant(environment_id: str, count: int) -> int:
-    """Which of ``count`` rows an environment gets: the first eight bytes of SHA-256 of its id, big-endian, mod
-    count.""" return int.from_bytes(hashlib.sha256(environment_id.encode()).digest()[:8], "big") % count
+    """Which of ``count`` rows an environment gets: first eight bytes of SHA-256 of its id, big-endian, mod count."""
+    return int.from_bytes(hashlib.sha256(environment_id.encode()).digest()[:8], "big") % count
 
 
 class DisturbanceTable:
