@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from agentpipe.environments.layout import OBSERVATION_NAMES
 from agentpipe.errors import CheckpointError, LearningError, NonFiniteError
-from agentpipe.learning.tensors import open_sealed, pack, required, seal, unpack
+from agentpipe.learning.tensors import open_sealed, pack, required, seal, sealed_manifest, unpack
 from agentpipe.progress import silent
 from agentpipe.storage import canonical_json, digest_bytes, publish_directory
 
@@ -126,7 +126,8 @@ class ObservationStatistics:
         """Publishes the statistics as the directory ``path``."""
         with publish_directory(path) as staging:
             manifest = {"kind": _KIND, "format": _FORMAT, "names": list(self.names)}
-            seal(staging, _MANIFEST, manifest, {_FILE: self.to_bytes()})
+            files = {_FILE: self.to_bytes()}
+            seal(staging, _MANIFEST, sealed_manifest(manifest, files), files)
 
     @classmethod
     def load(cls, path: Path) -> ObservationStatistics:

@@ -74,7 +74,7 @@ class WarmUpOptions:
 
     episodes: int = 4_000
     """finished expert episodes that are enough"""
-    max_steps: int = 48
+    max_steps: int = 64
     """pool steps of the expert at most"""
     epochs: int = 4
     """passes over the expert's samples"""
@@ -104,6 +104,8 @@ class GateOptions:
     """below this, for `breaker_patience` updates, training stops: the policy has collapsed"""
     advantage_mean_warn: float = 0.5
     """gate 4 warns when the mean advantage, in standard deviations of the advantage, is farther from zero"""
+    plateau_gain: float = 0.005
+    """gate 4 warns when the last third of the validations gained less"""
     value_loss_stop: float = 100.0
     """a value loss beyond this, for `breaker_patience` updates, stops training"""
     breaker_patience: int = 5
@@ -212,6 +214,8 @@ def training_options(settings: Settings) -> TrainingOptions:
             critic_mae_warn=gates.warmup_critic_mae_warn,
             gradient_norm_warn=gates.gradient_norm_warn,
             entropy_min=gates.entropy_min,
+            advantage_mean_warn=gates.advantage_mean_max,
+            plateau_gain=gates.plateau_improvement,
         ),
         budget_steps=chosen.total_steps,
         target=chosen.target_success,

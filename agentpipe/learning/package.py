@@ -19,7 +19,7 @@ from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.normalisation import ObservationStatistics
 from agentpipe.learning.options import as_json, network_options
 from agentpipe.learning.sampling import sample_categorical
-from agentpipe.learning.tensors import open_sealed, pack, required, seal, unpack
+from agentpipe.learning.tensors import open_sealed, pack, required, seal, sealed_manifest, unpack
 from agentpipe.storage import canonical_json, digest_bytes, publish_directory
 
 if TYPE_CHECKING:
@@ -185,7 +185,8 @@ class PolicyPackage:
         manifest = self._manifest()
         digest = _digest(manifest, {name: digest_bytes(data) for name, data in files.items()})
         with publish_directory(path) as staging:
-            seal(staging, _MANIFEST, {**manifest, "package_digest": digest, "provenance": self.provenance}, files)
+            content = {**manifest, "package_digest": digest, "provenance": self.provenance}
+            seal(staging, _MANIFEST, sealed_manifest(content, files), files)
         return path
 
     @classmethod

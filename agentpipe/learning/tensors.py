@@ -48,24 +48,26 @@ def content_digest(manifest: Mapping[str, Any], unsealed: tuple[str, ...] = ()) 
     return digest_bytes(canonical_json(content))
 
 
-def seal(
-    directory: Path, name: str, manifest: Mapping[str, Any], files: Mapping[str, bytes], unsealed: tuple[str, ...] = ()
-) -> str:
-    """Writes ``files`` and the manifest ``name`` into the existing ``directory``; returns the content digest.
+def sealed_manifest(
+    manifest: Mapping[str, Any], files: Mapping[str, bytes], unsealed: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The manifest with the digest of every file, and its own.
 
     Args:
-        directory: a staging directory; the caller publishes it.
-        name: of the manifest file.
         manifest: JSON-ready; the key ``informal`` may hold what is not content, such as times.
         files: file name → bytes.
         unsealed: names of files that are checked on reading but are not content (logs of times and temperatures).
     """
-    for file, data in files.items():
-        (directory / file).write_bytes(data)
     full: dict[str, Any] = {**manifest, "files": {file: digest_bytes(data) for file, data in sorted(files.items())}}
     full["digest"] = content_digest(full, unsealed)
-    write_json(directory / name, full)
-    return str(full["digest"])
+    return full
+
+
+def seal(directory: Path, name: str, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    """Writes ``files`` and the sealed manifest ``name`` into ``directory``, a staging directory that the caller publishes."""
+    for file, data in files.items():
+        (directory / file).write_bytes(data)
+    write_json(directory / name, manifest)
 
 
 def open_sealed(
@@ -78,7 +80,7 @@ def open_sealed(
         name: of its manifest.
         kind: expected value of the manifest's ``kind``.
         version: expected value of the manifest's ``format``.
-        unsealed: as in :func:`seal`.
+        unsealed: as in :func:`sealed_manifest`.
 
     Returns:
         The manifest, and file name → bytes.

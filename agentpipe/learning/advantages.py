@@ -1,0 +1,142 @@
+"""Generalised advantage estimation over whole episodes, across truncation, termination and same-step auto-reset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from agentpipe.errors import LearningError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Floats = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
+
+
+def generalised_advantages(
+    r_t: Floats,
+    v_t: Floats,
+    v_last: Floats,
+    terminated_t: Flags,
+    truncated_t: Flags,
+    v_final_t: Floats,
+    discount: float,
+    lambda_: float,
+) -> tuple[Floats, Floats]:
+    """Advantages and returns of T steps of N environments, time first.
+
+    With d_t = terminated_t or truncated_t (Schulman et al., 2016, eqs. 11 and 16, cut at episode ends):
+
+        v_tp1    = 0            where terminated_t (also when truncated_t is set: termination wins)
+                 = v_final_t    where only truncated_t
+                 = v_t at t+1   elsewhere (v_last at the end)
+        delta_t  = r_t + discount * v_tp1 - v_t
+        A_t      = delta_t + discount * lambda * (1 - d_t) * A_tp1
+
+    The pool resets in the same step: where d_t, the next observation belongs to the next episode, and the value of the
+    episode's own final observation is ``v_final_t``.
+
+    Args:
+        r_t: f32[T, N] rewards.
+        v_t: f32[T, N] values of the observations acted on.
+        v_last: f32[N] values of the observations after the last step.
+        terminated_t: bool[T, N], the episode ended by itself.
+        truncated_t: bool[T, N], the episode was cut off.
+        v_final_t: f32[T, N] values of final observations; read only where truncated and not terminated.
+        discount: gamma.
+        lambda_: 0 = one-step, 1 = Monte Carlo.
+
+    Returns:
+        A_t f32[T, N], and the returns A_t + v_t f32[T, N] for the critic.
+
+    Raises:
+        LearningError: shapes or types do not fit.
+    """
+    shape = r_t.shape
+    floats = {"r_t": (r_t, shape), "v_t": (v_t, shape), "v_final_t": (v_final_t, shape), "v_last": (v_last, shape[1:])}
+    flags = {"terminated_t": (terminated_t, shape), "truncated_t": (truncated_t, shape)}
+    for kind, arrays in (("float32", floats), ("bool", flags)):
+        for name, (array, expected) in arrays.items():
+            if array.shape != expected or array.dtype != kind or len(shape) != 2:
+                raise LearningError(f"{name} is {array.dtype}{array.shape}, expected {kind}{expected} of rank 2", field=name)
+    advantages, returns = np.empty_like(r_t), np.empty_like(r_t)
+    constants = (np.float32(discount), np.float32(discount * lambda_))
+    _recursion(r_t, v_t, v_last, terminated_t, truncated_t, v_final_t, *constants, advantages, returns)
+    return advantages, returns
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[misc,unused-ignore]
+def _recursion(r_t, v_t, v_last, terminated_t, truncated_t, v_final_t, discount, decay, advantages, returns):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501
+    zero = np.float32(0.0)
+    steps, size = r_t.shape
+    a_tp1 = np.zeros(size, np.float32)
+    for back in range(steps):
+        t = steps - 1 - back
+        for n in range(size):
+            done = terminated_t[t, n] or truncated_t[t, n]
+            v_tp1 = v_last[n] if t == steps - 1 else v_t[t + 1, n]
+            if done:
+                v_tp1 = zero if terminated_t[t, n] else v_final_t[t, n]
+            a_t = r_t[t, n] + discount * v_tp1 - v_t[t, n] + (zero if done else decay * a_tp1[n])
+            a_tp1[n] = a_t
+            advantages[t, n] = a_t
+            returns[t, n] = a_t + v_t[t, n]
+
+
+def discounted_returns(r_t: Floats, done_t: Flags, discount: float) -> Floats:
+    """G_t = r_t + discount * (1 - done_t) * G_tp1, zero after the last step: f32[T, N]."""
+    returns = np.empty_like(r_t)
+    g_tp1 = np.zeros(r_t.shape[1], dtype=np.float32)
+    for t in range(len(r_t) - 1, -1, -1):
+        g_tp1 = r_t[t] + np.float32(discount) * np.where(done_t[t], np.float32(0), g_tp1)
+        returns[t] = g_tp1
+    return returns
+
+
+def normalise_by_segment(a_t: Floats, segment_t: npt.NDArray[np.int8], segments: int) -> Floats:
+    """Advantages with mean 0 and standard deviation 1 within each segment (S9).
+
+    A segment with fewer than two samples has no scale of its own: it takes mean and deviation of all samples. A deviation
+    of zero leaves zeros. Never NaN, whatever the counts.
+
+    Args:
+        a_t: f32[M].
+        segment_t: i8[M], 0 to ``segments`` - 1.
+        segments: how many there are.
+    """
+    values = a_t.astype(np.float64)
+    count = np.bincount(segment_t, minlength=segments)
+    mean, deviation = segment_moments(values, segment_t, count)
+    if values.size:
+        few = count < 2
+        mean[few], deviation[few] = values.mean(), values.std()
+    scale = np.where(deviation > 1e-8, 1.0 / np.maximum(deviation, 1e-8), 0.0)
+    normalised: Floats = ((values - mean[segment_t]) * scale[segment_t]).astype(np.float32)
+    return normalised
+
+
+def segment_moments(
+    values: npt.NDArray[np.float64], segment_t: npt.NDArray[np.int8], count: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Mean and population standard deviation f64[S] of each segment; zero where ``count`` is zero."""
+    safe = np.maximum(count, 1)
+    mean = np.bincount(segment_t, values, len(count)) / safe
+    centred = values - mean[segment_t]
+    return mean, np.sqrt(np.bincount(segment_t, centred * centred, len(count)) / safe)
+
+
+def explained_variance(v_t: Floats, return_t: Floats) -> float:
+    """1 - Var(returns - values) / Var(returns); 0 when the returns do not vary."""
+    variance = float(np.var(return_t, dtype=np.float64))
+    if variance < 1e-12:
+        return 0.0
+    return 1.0 - float(np.var(return_t - v_t, dtype=np.float64)) / variance
+
+
+def by_segment(names: Sequence[str], values: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Segment name → figure."""
+    return {name: float(value) for name, value in zip(names, values, strict=True)}

@@ -1,0 +1,198 @@
+"""Collecting rollouts: arrays allocated once, shared between the simulator (numpy) and the network (torch)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from agentpipe.environments.layout import OBSERVATION_NAMES, REASONS
+from agentpipe.errors import EmptyMaskError, NonFiniteError
+from agentpipe.learning.sampling import sample_categorical
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentpipe.environments.pool import LinePool
+    from agentpipe.learning.network import PolicyNetwork
+
+
+class Rollout:
+    """T steps of N environments; tensors and numpy views of the same memory, time first.
+
+    Args:
+        steps: T.
+        size: N.
+        encoded_size: width of the encoded input.
+        action_count: A.
+    """
+
+    def __init__(self, steps: int, size: int, encoded_size: int, action_count: int) -> None:
+        self.steps, self.size = steps, size
+        self.encoded = torch.zeros(steps, size, encoded_size)
+        self.mask = torch.zeros(steps, size, action_count, dtype=torch.bool)
+        self.last_action = torch.zeros(steps, size, dtype=torch.int64)
+        self.action = torch.zeros(steps, size, dtype=torch.int64)
+        self.log_probability = torch.zeros(steps, size)
+        self.value = torch.zeros(steps, size)
+        self.segment = np.zeros((steps, size), dtype=np.int8)
+        self.reward = np.zeros((steps, size), dtype=np.float32)
+        self.terminated = np.zeros((steps, size), dtype=np.bool_)
+        self.truncated = np.zeros((steps, size), dtype=np.bool_)
+        self.final_value = np.zeros((steps, size), dtype=np.float32)
+        self.last_value = np.zeros(size, dtype=np.float32)
+
+    @property
+    def done(self) -> npt.NDArray[np.bool_]:
+        """bool[T, N]."""
+        return self.terminated | self.truncated
+
+
+@dataclass
+class EpisodeFigures:
+    """Sums over the episodes that ended during a rollout."""
+
+    episodes: int = 0
+    successes: int = 0
+    returns: float = 0.0
+    steps: int = 0
+    decisions: int = 0
+    decision_seconds: float = 0.0
+    reasons: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(REASONS), dtype=np.int64))
+
+    def add(self, pool: LinePool, rows: npt.NDArray[np.int64]) -> None:
+        """Adds the episodes that just ended in ``rows``."""
+        self.episodes += len(rows)
+        self.successes += int(pool.result_success[rows].sum())
+        self.returns += float(pool.result_return[rows].sum())
+        self.steps += int(pool.result_steps[rows].sum())
+        self.decisions += int(pool.result_decisions[rows].sum())
+        self.decision_seconds += float(pool.result_decision_seconds[rows].sum())
+        self.reasons += np.bincount(pool.result_reason[rows], minlength=len(REASONS))[: len(REASONS)]
+
+    def figures(self) -> dict[str, float]:
+        """Means, under the names that the field greps for; empty when no episode ended."""
+        if self.episodes == 0:
+            return {}
+        return {
+            "charts/success_rate": self.successes / self.episodes,
+            "charts/episodic_return": self.returns / self.episodes,
+            "charts/episodic_length": self.steps / self.episodes,
+            "charts/decision_seconds": self.decision_seconds / max(1, self.decisions),
+            **{f"episodes/{name}": int(count) / self.episodes for name, count in zip(REASONS, self.reasons, strict=True)},
+        }
+
+
+def collect(
+    pool: LinePool, network: PolicyNetwork, rollout: Rollout, generator: np.random.Generator, *, step: int = 0
+) -> EpisodeFigures:
+    """Fills ``rollout`` with sampled decisions of ``network``; the pool goes on from where it stands.
+
+    Args:
+        pool: of N environments; its arrays are copied at every step, since the next one overwrites them.
+        network: decides.
+        rollout: is overwritten.
+        generator: one uniform number an environment and step is drawn from it.
+        step: pool steps before this rollout, for error messages.
+
+    Raises:
+        NonFiniteError: at the first non-finite observation, value or reward, naming environment, field and step.
+        EmptyMaskError: an environment allows no action.
+    """
+    figures = EpisodeFigures()
+    with torch.inference_mode():
+        for t in range(rollout.steps):
+            _decide(pool, network, rollout, t, generator, step + t)
+            rollout.segment[t] = pool.segment
+            pool.step(rollout.action[t].numpy())
+            rollout.reward[t] = pool.reward
+            rollout.terminated[t] = pool.terminated
+            rollout.truncated[t] = pool.truncated
+            require_finite(rollout.reward[t], "reward", step + t, pool.names)
+            ended = np.flatnonzero(pool.terminated | pool.truncated)
+            if len(ended):
+                figures.add(pool, ended)
+                _bootstrap(pool, network, rollout, t, step + t)
+        now = (pool.observation, pool.last_action, pool.time, pool.mask)
+        rollout.last_value[:] = _values(network, *now, pool.names, step + rollout.steps)
+    return figures
+
+
+def _decide(
+    pool: LinePool, network: PolicyNetwork, rollout: Rollout, t: int, generator: np.random.Generator, step: int
+) -> None:
+    require_finite(pool.observation, "observation", step, pool.names)
+    rollout.encoded[t] = network.encode(torch.from_numpy(pool.observation), torch.from_numpy(pool.time))
+    rollout.mask[t] = torch.from_numpy(pool.mask)
+    rollout.last_action[t] = torch.from_numpy(pool.last_action)
+    logits, value = network.heads(rollout.encoded[t], rollout.last_action[t], rollout.mask[t])
+    require_finite(value.numpy(), "value", step, pool.names)
+    log_probabilities = logits.log_softmax(dim=-1)
+    # Where the mask is false the logit is -1e9, so that its probability is exactly zero.
+    actions = sample_categorical(log_probabilities.exp().numpy(), generator.random(pool.size))
+    require_choice(pool.mask, step, pool.names)
+    rollout.action[t] = torch.from_numpy(actions)
+    rollout.log_probability[t] = log_probabilities.gather(1, rollout.action[t].unsqueeze(1)).squeeze(1)
+    rollout.value[t] = value
+
+
+def _bootstrap(pool: LinePool, network: PolicyNetwork, rollout: Rollout, t: int, step: int) -> None:
+    rows = np.flatnonzero(pool.truncated & ~pool.terminated)
+    if len(rows):
+        final = (pool.final_observation, pool.final_last_action, pool.final_time, pool.final_mask)
+        rollout.final_value[t, rows] = _values(
+            network, *(array[rows] for array in final), [pool.names[row] for row in rows], step
+        )
+
+
+def _values(
+    network: PolicyNetwork,
+    observation: npt.NDArray[np.float32],
+    last_action: npt.NDArray[np.int64],
+    time: npt.NDArray[np.float32],
+    mask: npt.NDArray[np.bool_],
+    names: Sequence[str],
+    step: int,
+) -> npt.NDArray[np.float32]:
+    require_finite(observation, "observation", step, names)
+    encoded = network.encode(torch.from_numpy(observation), torch.from_numpy(time))
+    _, value = network.heads(encoded, torch.from_numpy(last_action), torch.from_numpy(mask))
+    values: npt.NDArray[np.float32] = value.numpy()
+    require_finite(values, "value", step, names)
+    return values
+
+
+def require_finite(array: npt.NDArray[np.float32], name: str, step: int, names: Sequence[str]) -> None:
+    """Checks f32[N] or f32[N, D] at the price of one sum.
+
+    Raises:
+        NonFiniteError: names the first environment and, for observations, the feature.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = float(torch.from_numpy(array).sum(dtype=torch.float32))
+    if np.isfinite(total):
+        return
+    where: Any = np.argwhere(~np.isfinite(array))
+    if len(where) == 0:
+        return  # finite values whose float32 sum overflows
+    environment = names[where[0][0]]
+    known = array.ndim == 2 and array.shape[1] == len(OBSERVATION_NAMES)
+    place = f"{name} {OBSERVATION_NAMES[where[0][1]]}" if known else name
+    remedy = "training stopped at the first such value; the last checkpoint is good"
+    raise NonFiniteError("not finite", environment=environment, field=place, step=step, remedy=remedy)
+
+
+def require_choice(mask: npt.NDArray[np.bool_], step: int, names: Sequence[str]) -> None:
+    """Checks bool[N, A].
+
+    Raises:
+        EmptyMaskError: names the first environment that allows no action.
+    """
+    legal = mask.any(axis=1)
+    if not legal.all():
+        raise EmptyMaskError("no action is allowed", environment=names[int(np.argmin(legal))], field="mask", step=step)
+
+

@@ -1,0 +1,168 @@
+"""The state of a training run: everything that the next update depends on, to and from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from agentpipe.errors import CheckpointError
+from agentpipe.learning.checkpoint import Checkpoint
+from agentpipe.learning.network import PolicyNetwork
+from agentpipe.learning.normalisation import ObservationStatistics
+from agentpipe.learning.options import TrainingOptions, as_json
+from agentpipe.learning.package import load_weights
+from agentpipe.learning.rewards import RewardScaler
+from agentpipe.learning.tensors import Arrays, required, unpack
+
+if TYPE_CHECKING:
+    from agentpipe.environments.pool import LinePool
+    from agentpipe.learning.gates import WarmUpFigures
+
+_NAMED = {"rollouts": 1, "order": 2, "weights": 3}
+
+
+@dataclass
+class Counters:
+    """How far a run has come."""
+
+    update: int = 0
+    """updates done"""
+    environment_steps: int = 0
+    """steps of all environments together"""
+    looks: int = 0
+    """looks at the validation split since the best one"""
+    best_score: float | None = None
+    """best validation score"""
+    best_update: int = 0
+    """update whose weights gave it"""
+    validations: list[list[float]] = field(default_factory=list)
+    """update, score"""
+    streaks: dict[str, int] = field(default_factory=dict)
+    """of the circuit breaker"""
+    stopped: str = ""
+    """why a gate stopped the run"""
+
+
+class TrainingState:
+    """Networks, optimiser, random streams, reward scale, counters and logs of one run.
+
+    Args:
+        statistics: normalisation, frozen.
+        action_count: A.
+        size: environments N.
+        options: of the run.
+    """
+
+    def __init__(self, statistics: ObservationStatistics, action_count: int, size: int, options: TrainingOptions) -> None:
+        self.options = options
+        self.statistics = statistics
+        self.network = PolicyNetwork(len(statistics.names), action_count, options.network)
+        self.network.initialise(torch.Generator().manual_seed(_seed(options.seed, "weights")))
+        self.network.set_statistics(statistics)
+        self.optimiser = torch.optim.Adam(
+            self.network.parameters(), lr=options.ppo.learning_rate, eps=1e-5, fused=True
+        )
+        self.generator = torch.Generator().manual_seed(_seed(options.seed, "order"))
+        self.uniforms = np.random.Generator(np.random.PCG64(_seed(options.seed, "rollouts")))
+        self.scaler = RewardScaler(size, options.ppo.discount, options.ppo.reward_clamp)
+        self.counters = Counters()
+        self.warm_up: WarmUpFigures | None = None
+        self.best: dict[str, torch.Tensor] = {}
+        self.good = self.weights()
+        self.updates: list[dict[str, Any]] = []
+        self.utilisation: list[dict[str, Any]] = []
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """A copy of the network's weights."""
+        return {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
+
+    def chosen(self) -> dict[str, torch.Tensor]:
+        """The weights that the run has to show: the best validated, else the last good ones."""
+        return self.best or self.good
+
+    def to_checkpoint(self, pool: LinePool, context: dict[str, Any]) -> Checkpoint:
+        """Everything, with the snapshot of ``pool``; ``context`` is added to the content."""
+        content = {
+            **vars(self.counters),
+            "warm_up": None if self.warm_up is None else vars(self.warm_up),
+            "uniforms": self.uniforms.bit_generator.state,
+            "options": as_json(self.options),
+            "options_digest": self.options.digest(),
+            "learning_rate": float(self.optimiser.param_groups[0]["lr"]),
+            "observation_names": list(self.statistics.names),
+            "trajectory_index": None,
+            **context,
+        }
+        arrays: dict[str, Arrays] = {
+            "network": _to_numpy(self.weights()),
+            "best": _to_numpy(self.best),
+            "good": _to_numpy(self.good),
+            "optimiser": self._optimiser_arrays(),
+            "random": {"order": self.generator.get_state().numpy()},
+            "rewards": self.scaler.state(),
+            "pool": {name: np.asarray(array) for name, array in pool.snapshot().items()},
+            "statistics": unpack(self.statistics.to_bytes(), Path("statistics")),
+        }
+        return Checkpoint(content, arrays, list(self.updates), list(self.utilisation))
+
+    def _optimiser_arrays(self) -> Arrays:
+        return {
+            f"{name}/{key}": value.detach().numpy().copy()
+            for name, parameter in self.network.named_parameters()
+            for key, value in self.optimiser.state.get(parameter, {}).items()
+        }
+
+    def restore(self, checkpoint: Checkpoint, pool: LinePool, path: Path) -> None:
+        """Continues from ``checkpoint``; the pool goes back to its snapshot.
+
+        Raises:
+            CheckpointError: it was made under other options or statistics, or does not fit network or pool.
+        """
+        content, arrays = checkpoint.content, checkpoint.arrays
+        remedy = "start anew, or resume with the options that it was made with"
+        if required(content, "options_digest", path) != self.options.digest():
+            raise CheckpointError("made under other training options", file=path, field="options", remedy=remedy)
+        mine = unpack(self.statistics.to_bytes(), path)
+        if any(not np.array_equal(mine[name], arrays["statistics"].get(name)) for name in mine):
+            raise CheckpointError("made with other observation statistics", file=path, field="statistics", remedy=remedy)
+        load_weights(self.network, arrays["network"], path / "network.safetensors")
+        self.best = {name: torch.from_numpy(array) for name, array in arrays["best"].items()}
+        self.good = {name: torch.from_numpy(array) for name, array in arrays["good"].items()}
+        self._restore_optimiser(arrays["optimiser"], path / "optimiser.safetensors")
+        self.generator.set_state(torch.from_numpy(required(arrays["random"], "order", path)))
+        self.uniforms.bit_generator.state = required(content, "uniforms", path)
+        self.scaler.restore(arrays["rewards"], path / "rewards.safetensors")
+        self.counters = Counters(**{name: required(content, name, path) for name in Counters.__dataclass_fields__})
+        self.updates, self.utilisation = checkpoint.updates, checkpoint.utilisation
+        self.warm_up = _warm_up(required(content, "warm_up", path))
+        pool.restore(arrays["pool"])
+
+    def _restore_optimiser(self, arrays: Arrays, file: Path) -> None:
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for index, (name, parameter) in enumerate(self.network.named_parameters()):
+            slots = {key.rpartition("/")[2]: array for key, array in arrays.items() if key.rpartition("/")[0] == name}
+            for key, array in slots.items():
+                if key != "step" and array.shape != tuple(parameter.shape):
+                    raise CheckpointError(f"optimiser state {name}/{key} has shape {array.shape}", file=file, field=name)
+            if slots:
+                state[index] = {key: torch.from_numpy(array) for key, array in slots.items()}
+        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state})
+
+
+def _seed(root: int, stream: str) -> int:
+    """An own seed for each named stream."""
+    return int(np.random.SeedSequence(root, spawn_key=(_NAMED[stream],)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _to_numpy(weights: dict[str, torch.Tensor]) -> Arrays:
+    return {name: tensor.detach().numpy() for name, tensor in weights.items()}
+
+
+def _warm_up(content: dict[str, Any] | None) -> WarmUpFigures | None:
+    from agentpipe.learning.gates import WarmUpFigures
+
+    return None if content is None else WarmUpFigures(**content)
