@@ -1,0 +1,1 @@
+"""Recorded episodes: fixed-size step records in sealed shards."""

@@ -1,0 +1,1 @@
+"""What production decided and what people later said of it."""

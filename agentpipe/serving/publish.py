@@ -1,0 +1,91 @@
+"""Putting a bundle's policy into a live model repository, and taking it back: one rename each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from agentpipe.errors import BundleError
+from agentpipe.serving import layout
+from agentpipe.serving.triton_config import MODEL_FILE
+from agentpipe.serving.verify import verify_bundle
+from agentpipe.storage import typed_os_errors
+
+
+def publish_version(bundle: Path, repository: Path, *, version: int | None = None) -> Path:
+    """Adds the bundle's policy to ``repository`` as the next version (or ``version``) and returns the version folder.
+
+    A server that polls the repository sees the whole folder or nothing, and never a moment without a version. All
+    versions of a model share one configuration, which depends on the signature only.
+
+    Raises:
+        BundleError: the bundle is damaged, the version exists, or the model there has another configuration.
+    """
+    report = verify_bundle(bundle)
+    source, target = bundle / report.model_name, repository / report.model_name
+    with typed_os_errors(repository):
+        repository.mkdir(parents=True, exist_ok=True)
+        # Beside the repository: a server takes every folder inside it for a model.
+        staging = Path(tempfile.mkdtemp(prefix=f".staging-{repository.name}-", dir=repository.parent))
+        try:
+            number = version or max(published_versions(target), default=0) + 1
+            if target.exists():
+                return _add(source / str(report.version), target, staging, number, source / layout.CONFIG)
+            shutil.copytree(source / str(report.version), staging / "model" / str(number))
+            shutil.copy(source / layout.CONFIG, staging / "model" / layout.CONFIG)
+            _settle(staging / "model")
+            (staging / "model").rename(target)
+            return target / str(number)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _add(source: Path, target: Path, staging: Path, number: int, config: Path) -> Path:
+    if (target / layout.CONFIG).read_bytes() != config.read_bytes():
+        remedy = "publish a policy of another signature under another model name"
+        raise BundleError("the model there has another configuration", file=target / layout.CONFIG, remedy=remedy)
+    final = target / str(number)
+    if final.exists():
+        raise BundleError("the version exists already", file=final, remedy="leave version out to take the next one")
+    shutil.copytree(source, staging / "version")
+    _settle(staging / "version")
+    (staging / "version").rename(final)
+    return final
+
+
+def _settle(root: Path) -> None:
+    """Flushes a tree to disk before it is renamed into sight."""
+    root.chmod(0o755)
+    for path in (*sorted(root.rglob("*"), reverse=True), root):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def published_versions(model: Path) -> list[int]:
+    """Numbers of the complete version folders below ``model``, ascending; empty when there is no such model."""
+    if not model.is_dir():
+        return []
+    return sorted(int(path.name) for path in model.iterdir() if path.name.isdigit() and (path / MODEL_FILE).is_file())
+
+
+def withdraw_version(repository: Path, model_name: str, version: int) -> Path:
+    """Takes a version out of sight by renaming it aside; the one before serves again. Returns where it lies now.
+
+    Raises:
+        BundleError: there is no such version, or it is the only one.
+    """
+    model = repository / model_name
+    versions = published_versions(model)
+    if version not in versions:
+        raise BundleError("no such version", file=model / str(version), remedy=f"there are {versions}")
+    if len(versions) == 1:
+        raise BundleError("the only version cannot be withdrawn", file=model, remedy="publish another one first")
+    with typed_os_errors(repository):
+        aside = Path(tempfile.mkdtemp(prefix=f"withdrawn-{model_name}-{version}-", dir=repository.parent))
+        (model / str(version)).rename(aside / str(version))
+    return aside / str(version)

@@ -1,0 +1,242 @@
+"""Starting a real Triton on this machine's loopback address, and asking it whether it serves a bundle rightly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+import numpy as np
+
+from agentpipe.errors import AgentpipeError, ServiceError
+from agentpipe.serving import layout
+from agentpipe.serving.triton_install import (
+    TritonInstallation,
+    find_triton,
+    install_triton,
+    stub_environment,
+    triton_home,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+__all__ = ["ServerCheck", "TritonInstallation", "TritonServer", "check_in_server", "find_triton", "install_triton"]
+
+HOST: Final = "127.0.0.1"
+Control = Literal["none", "poll", "explicit"]
+
+
+class TritonServer:
+    """A Triton over one model repository, as a context manager; stopped on leaving.
+
+    Args:
+        repository: The model repository, for example a bundle.
+        installation: The server.
+        control: ``none`` loads everything once and fails when a model does not load; ``poll`` follows the repository;
+            ``explicit`` loads on demand.
+        poll_seconds: How often ``poll`` looks.
+        http_port: 0 takes a free one.
+        grpc_port: 0 takes a free one.
+        start_timeout: Seconds until it must be ready.
+
+    Raises:
+        ServiceError: a port is in use, or the server does not become ready; the message holds the end of its log.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        installation: TritonInstallation,
+        *,
+        control: Control = "none",
+        poll_seconds: int = 1,
+        http_port: int = 0,
+        grpc_port: int = 0,
+        start_timeout: float = 60.0,
+    ) -> None:
+        ports = _ports(http_port, grpc_port)
+        self.http, self.grpc = (f"{HOST}:{port}" for port in ports)
+        self._scratch = Path(tempfile.mkdtemp(prefix="agentpipe-triton-"))
+        self.log_path = self._scratch / "server.log"
+        self._shared_memory = f"agentpipe_{os.getpid()}_{ports[0]}"
+        command = [
+            str(installation.binary),
+            f"--model-repository={repository}",
+            f"--backend-directory={installation.backends}",
+            f"--cache-directory={installation.root / 'caches'}",
+            f"--model-control-mode={control}",
+            *([f"--repository-poll-secs={poll_seconds}"] if control == "poll" else []),
+            f"--http-address={HOST}",
+            f"--http-port={ports[0]}",
+            f"--grpc-address={HOST}",
+            f"--grpc-port={ports[1]}",
+            "--allow-metrics=false",
+            "--disable-auto-complete-config",  # a configuration must be complete, not completed
+            "--exit-timeout-secs=10",
+            f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
+        ]
+        started = time.monotonic()
+        self._process = _start(command, installation, self.log_path)
+        try:
+            self._wait(started + start_timeout)
+        except BaseException:
+            self.stop()
+            raise
+        self.start_seconds = time.monotonic() - started
+
+    def _wait(self, deadline: float) -> None:
+        while time.monotonic() < deadline:
+            code = self._process.poll()
+            if code is not None:
+                raise ServiceError(f"Triton ended with {code}: {self._log_end()}", remedy="see the log above")
+            try:
+                with urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=1) as answer:
+                    if answer.status == 200:
+                        return
+            except (urllib.error.URLError, TimeoutError, ConnectionError):
+                pass
+            time.sleep(0.05)
+        raise ServiceError(f"Triton is not ready in time: {self._log_end()}", remedy="give it more time")
+
+    def _log_end(self) -> str:
+        return self.log_path.read_text(errors="replace")[-3_000:].strip()
+
+    def stop(self) -> None:
+        """Stops the server and removes what it left in shared memory; a second call does nothing."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(15)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+        for leftover in Path("/dev/shm").glob(f"{self._shared_memory}*"):
+            leftover.unlink(missing_ok=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _start(command: Sequence[str], installation: TritonInstallation, log: Path) -> subprocess.Popen[bytes]:
+    try:
+        with log.open("wb") as file:
+            return subprocess.Popen(
+                command,
+                env=stub_environment(installation),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that stub and server can be ended together
+            )
+    except OSError as error:
+        remedy = "install it again: make install-triton"
+        raise ServiceError(f"Triton cannot be started: {error}", file=installation.binary, remedy=remedy) from error
+
+
+def _ports(*wanted: int) -> list[int]:
+    """The wanted ports, free ones for zeros, all free at this moment."""
+    held = []
+    try:
+        for port in wanted:
+            listener = socket.socket()
+            held.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((HOST, port))
+            except OSError as error:
+                remedy = "choose another, or 0 for a free one"
+                raise ServiceError(f"port {port} cannot be used: {error.strerror}", port=port, remedy=remedy) from error
+        return [listener.getsockname()[1] for listener in held]
+    finally:
+        for listener in held:
+            listener.close()
+
+
+@dataclass(frozen=True)
+class ServerCheck:
+    """A bundle in a real server: largest differences from torch over the bundle's reference rows."""
+
+    rows: int
+    max_abs_probability: float
+    max_relative_value: float
+    action_mismatches: int
+    ties: int
+    start_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as a JSON object."""
+        return asdict(self)
+
+
+def check_in_server(bundle: Path, installation: TritonInstallation) -> ServerCheck:
+    """Serves ``bundle`` unmodified and compares the answers to its reference rows with the recorded ones of torch.
+
+    Raises:
+        BundleError, ParityError: the bundle is damaged, or answers differ.
+        ServiceError: the server does not start with it.
+    """
+    from agentpipe.serving.client import PolicyClient
+    from agentpipe.serving.parity import compare
+    from agentpipe.serving.reference import read_reference
+    from agentpipe.serving.verify import verify_bundle
+
+    report = verify_bundle(bundle)
+    with (
+        TritonServer(bundle, installation) as server,
+        PolicyClient(server.grpc, model_name=report.model_name, timeout=30.0) as client,
+    ):
+        inputs, expected = read_reference(bundle / layout.REFERENCE, client.signature)
+        askable = inputs.mask.any(axis=1)  # the client refuses an empty mask; verify_bundle has tried it
+        rows = inputs.rows(np.flatnonzero(askable))
+        served = client.act(rows.observation, rows.last_action, rows.time, rows.mask)
+        wanted = (expected[0][askable], expected[1][askable], expected[2][askable])
+        found = (served.action, served.probabilities, served.value)
+        figures = compare("served", client.max_batch, wanted, found, rows.mask)
+        return ServerCheck(
+            rows=figures.rows,
+            max_abs_probability=figures.max_abs_probability,
+            max_relative_value=figures.max_relative_value,
+            action_mismatches=figures.action_mismatches,
+            ties=figures.ties,
+            start_seconds=server.start_seconds,
+        )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``python -m agentpipe.serving.server install``: installs the server and says where."""
+    if list(arguments) != ["install"]:
+        sys.stderr.write("usage: python -m agentpipe.serving.server install\n")
+        return 2
+    try:
+        installation = install_triton(progress=_tell)
+    except AgentpipeError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"Triton: {installation.binary} (in {triton_home()})\n")
+    return 0
+
+
+def _tell(stage: str, done: int, total: int, note: str = "") -> None:
+    sys.stderr.write(f"{stage} {done}/{total} {note}\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
