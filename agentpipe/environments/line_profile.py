@@ -81,8 +81,8 @@ class LineProfile:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of everything but the report."""
-        return digest_bytes(canonical_json({**self.to_json(), "report": None}))
+        """SHA-256 of everything but the name and the report."""
+        return digest_bytes(canonical_json({**self.to_json(), "name": None, "report": None}))
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready form; :meth:`from_json` reads it back to the same digest."""
