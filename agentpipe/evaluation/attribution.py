@@ -23,7 +23,7 @@ import numpy as np
 from agentpipe.environments.layout import DISTURBANCE_KINDS
 from agentpipe.errors import CorruptError, EvaluationError, VersionError
 from agentpipe.evaluation.columns import coded, column, content_digest, read_parquet, write_parquet
-from agentpipe.evaluation.rollout import default_builder, play_first_episodes
+from agentpipe.evaluation.rollout import RESULT_TYPES, default_builder, play_first_episodes
 from agentpipe.evaluation.statistics import group_by, rounded, success_interval
 from agentpipe.evaluation.tables import interval, markdown_table, percent
 from agentpipe.progress import silent
@@ -117,30 +117,18 @@ class _Replayer:
     def replay(
         self, rows: npt.NDArray[np.int64], episodes: npt.NDArray[np.int64], off: Sequence[str]
     ) -> dict[str, npt.NDArray[Any]]:
-        """Success, reason and segment [n] of episode ``episodes[i]`` of environment ``rows[i]`` with ``off`` off."""
-        results = {
-            "success": np.zeros(rows.size, dtype=np.bool_),
-            "reason": np.zeros(rows.size, dtype=np.int8),
-            "segment": np.zeros(rows.size, dtype=np.int8),
-        }
-        for episode in np.unique(episodes):
-            chosen = np.flatnonzero(episodes == episode)
-            specs = [self.environments[row] for row in rows[chosen]]
-            pool = self.build(
-                specs,
-                self.table,
-                self.profile,
-                seed=self.seed,
-                purpose=self.purpose,
-                threads=self.threads,
-                off=frozenset(off),
-                first_episode=int(episode),
-            )
-            ids = [spec.environment_id for spec in specs]
-            played = play_first_episodes(pool, self.player, 1, environment_ids=ids, first_episode=int(episode))
-            for name, target in results.items():
-                target[chosen] = played[name][:, 0]
-        return results
+        """Results [n] of episode ``episodes[i]`` of environment ``rows[i]`` with ``off`` off."""
+        if not rows.size:
+            return {name: np.zeros(0, dtype=kind) for name, kind in RESULT_TYPES.items()}
+        specs = [self.environments[row] for row in rows]
+        ids = [spec.environment_id for spec in specs]
+        settings = {"seed": self.seed, "purpose": self.purpose, "threads": self.threads, "off": frozenset(off)}
+        pool = self.build(specs, self.table, self.profile, **settings)
+        try:
+            played = play_first_episodes(pool, self.player, 1, environment_ids=ids, first_episode=episodes)
+        finally:
+            pool.close()
+        return {name: values[:, 0] for name, values in played.items()}
 
 
 def sample_rows(rows: npt.NDArray[np.int64], cap: int, seed: int) -> npt.NDArray[np.int64]:
@@ -195,7 +183,7 @@ def _control(replayer: _Replayer, columns: dict[str, Any], cap: int) -> dict[str
     chosen = sample_rows(np.flatnonzero(columns["success"]), cap, replayer.seed + 1)
     if not chosen.size:
         return {}
-    rows, episodes = columns["row"][chosen], columns["episode"][chosen]
+    rows, episodes = columns["row"][chosen], columns["episode"][chosen].astype(np.int64)
     result = {}
     for single in SINGLES:
         flips = int(np.sum(~replayer.replay(rows, episodes, single)["success"]))
@@ -306,7 +294,7 @@ def attribute_failures(  # noqa: PLR0913 - keyword-only, each a part of what the
     replayer = _Replayer(player, environments, table, profile, seed, purpose, threads, builder)
     failed = np.flatnonzero(~columns["success"])
     chosen = sample_rows(failed, cap, seed)
-    rows, episodes = columns["row"][chosen], columns["episode"][chosen]
+    rows, episodes = columns["row"][chosen], columns["episode"][chosen].astype(np.int64)
     again = replayer.replay(rows, episodes, ())
     same = ~again["success"] & _same_end(columns, chosen, again)
     helped = _replay_all(replayer, rows, episodes, progress)

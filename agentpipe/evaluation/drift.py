@@ -4,9 +4,9 @@ For each reference row i with m legal actions, both distributions are mixed with
 
     p'_i = (1 - s) p_i + s / m,      q'_i = (1 - s) q_i + s / m,      s fixed beforehand,
 
-and the figure is the mean over rows of KL(p'_i || q'_i) = sum_a p'_i(a) ln(p'_i(a) / q'_i(a)) in nats, p the candidate's
-and q the champion's. The smoothing depends on nothing but the reference's masks, so it is the same for every pair of
-policies, and no empty bin makes the figure infinite. All sums are float64.
+and the figure is the mean over rows of KL(p'_i || q'_i) = sum_a p'_i(a) ln(p'_i(a) / q'_i(a)) in nats, p being the
+candidate's and q the champion's. The smoothing depends on nothing but the reference's masks, so it is the same for
+every pair of policies, and no empty bin makes the figure infinite. All sums are float64.
 """
 
 from __future__ import annotations

@@ -198,9 +198,11 @@ def evaluate(  # noqa: PLR0913 - keyword-only, each a part of what the figures d
     for player in players:
         start = time.perf_counter()
         pool = builder(environments, table, profile, seed=seed, purpose=purpose, threads=threads)
-        results[player.name] = play_first_episodes(
-            pool, player, episodes_per_env, environment_ids=ids, progress=progress
-        )
+        try:
+            played = play_first_episodes(pool, player, episodes_per_env, environment_ids=ids, progress=progress)
+        finally:
+            pool.close()
+        results[player.name] = played
         durations[player.name] = time.perf_counter() - start
     _check_common_episodes(results, environments)
     splits = sorted({spec.split for spec in environments})

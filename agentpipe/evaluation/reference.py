@@ -140,12 +140,14 @@ def collect_reference(  # noqa: PLR0913 - keyword-only, each a part of what the 
     restart = getattr(player, "reset", None)
     if restart is not None:
         restart()
-    pool.reset()
-    for step in range(steps):
-        chosen = which[at_step == step]
-        for name, part in parts.items():
-            part.append(getattr(pool, name)[chosen].copy())
-        pool.step(player.act(pool).actions)
+    try:
+        for step in range(steps):
+            chosen = which[at_step == step]
+            for name, part in parts.items():
+                part.append(getattr(pool, name)[chosen].copy())
+            pool.step(player.act(pool).actions)
+    finally:
+        pool.close()
     arrays: dict[str, Any] = {name: np.concatenate(part) for name, part in parts.items()}
     cells = np.array([spec.cell for spec in environments])
     index = np.array([spec.index for spec in environments], dtype=np.int64)

@@ -70,13 +70,21 @@ def play_first_episodes(
     episodes_per_env: int,
     *,
     environment_ids: Sequence[str],
-    first_episode: int = 0,
+    first_episode: int | npt.NDArray[np.int64] = 0,
     progress: Progress = silent,
 ) -> dict[str, npt.NDArray[Any]]:
     """Results of the first ``episodes_per_env`` = K episodes of each of the pool's N environments.
 
     Which episodes are kept does not depend on how fast a player finishes them: later ones are played and dropped, so
     short episodes are not over-represented.
+
+    Args:
+        pool: Freshly built or used; it is reset first.
+        player: One with a method ``reset()`` has it called first.
+        episodes_per_env: K.
+        environment_ids: Names [N], for errors.
+        first_episode: Number of the first episode, for all or for each environment i64[N].
+        progress: Told of finished episodes.
 
     Returns:
         For each name of :data:`RESULT_TYPES` an array [N, K] in the pool's order.
@@ -96,15 +104,15 @@ def play_first_episodes(
     restart = getattr(player, "reset", None)
     if restart is not None:
         restart()
-    pool.reset()
+    first = np.broadcast_to(np.asarray(first_episode, dtype=np.int64), (size,))
+    pool.reset(first)
     stage = f"play {player.name}"
     for step in range(episodes_per_env * MAX_STEPS):
-        episode = pool.episode.copy()
         pool.step(player.act(pool).actions)
         finished = np.flatnonzero((pool.terminated | pool.truncated) & (counts < episodes_per_env))
         if not finished.size:
             continue
-        if not np.array_equal(episode[finished] - first_episode, counts[finished]):
+        if not np.array_equal(pool.result_episode[finished] - first[finished], counts[finished]):
             raise EvaluationError(
                 "episodes came out of order", environment=environment_ids[int(finished[0])], step=step
             )

@@ -1,4 +1,4 @@
-"""The weekly drift report: what the week's candidates and the week's production say together (S24, S31; simple form)."""
+"""The weekly drift report: what the week's candidates and production say together (S24, S31; simple form)."""
 
 from __future__ import annotations
 
@@ -138,7 +138,9 @@ def _status(drift: Mapping[str, Any]) -> tuple[str, str]:
         if drift["no_champion"]:
             return NO_CHAMPION, "there was no champion to compare with"
         return INSUFFICIENT_DATA, "no comparison rested on enough reference observations"
-    return OK, f"all {drift['measured']} measured candidates stayed within the limit"
+    unknown = drift["candidates"] - drift["measured"]
+    rest = f"; {unknown} could not be measured" if unknown else ""
+    return OK, f"all {drift['measured']} measured candidates stayed within the limit{rest}"
 
 
 def _tables(summary: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -173,7 +175,8 @@ _STYLE = """
  body{font:15px/1.5 system-ui,sans-serif;color:#1f2933;max-width:56rem;margin:2rem auto;padding:0 1rem}
  h1{font-size:1.5rem;margin:0} h2{font-size:1.1rem;margin:2rem 0 .5rem} .when{color:#616e7c;margin:.2rem 0 1.5rem}
  .status{border-left:.4rem solid var(--c);background:#f5f7fa;padding:.7rem 1rem} .status b{color:var(--c)}
- table{border-collapse:collapse;width:100%} th,td{text-align:left;padding:.35rem .8rem .35rem 0;border-bottom:1px solid #e4e7eb}
+ table{border-collapse:collapse;width:100%}
+ th,td{text-align:left;padding:.35rem .8rem .35rem 0;border-bottom:1px solid #e4e7eb}
  th{color:#616e7c;font-weight:600;font-size:.85rem} td{font-variant-numeric:tabular-nums} .none{color:#616e7c}
 """.strip()
 _COLOURS = {OK: "#2f855a", REVIEW: "#c2410c", NO_CHAMPION: "#4a5568", INSUFFICIENT_DATA: "#4a5568"}
@@ -200,10 +203,12 @@ def _page(summary: Mapping[str, Any]) -> str:
         for title, header, rows in _tables(summary)
     )
     status = summary["status"]
+    week = summary["week"]
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Weekly drift report {summary["week"]}</title>\n'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n<body>\n'
-        f'<h1>Weekly drift report</h1><p class="when">Week of {summary["week"]} to {summary["last_day"]}, UTC days</p>\n'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width"><title>Weekly drift report {week}</title>\n'
+        f"<style>{_STYLE}</style></head>\n<body>\n"
+        f'<h1>Weekly drift report</h1><p class="when">Week of {week} to {summary["last_day"]}, UTC days</p>\n'
         f'<p class="status" style="--c:{_COLOURS[status]}"><b>{status}</b> – {html.escape(summary["reason"])}</p>\n'
         f"{sections}\n</body></html>\n"
     )
