@@ -1,0 +1,1 @@
+"""Assets and checks of the feedback package."""

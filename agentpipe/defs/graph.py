@@ -1,0 +1,178 @@
+"""The shape of the asset graph, in one table: who consumes whom, in which group, under which code version.
+
+Dependencies of the assets and what the main job regards as finished are both derived from it, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from agentpipe.defs.partitions import candidates, cells, days, weeks
+
+
+class Take(enum.Enum):
+    """Which partitions of an upstream asset one partition consumes."""
+
+    SAME = "the same partition (or both have none)"
+    WHOLE = "the asset has no partitions"
+    ALL = "every partition"
+    DAY = "the partition of its day"
+    WEEK = "every day of its week"
+    WEEK_OF_CANDIDATES = "every day of its week, every trigger"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One asset: its place in the graph and what decides that it must run again."""
+
+    group: str
+    kinds: frozenset[str]
+    consumes: Mapping[str, Take]
+    partitions: dg.PartitionsDefinition[Any] | None = None
+    code_version: str = "1"
+    settings: tuple[str, ...] = ()
+    """Fields of the settings that change its content; ``*`` stands for all of them."""
+
+
+_SIZES = ("profile", "seed", "evaluation", "training.environments")
+_python = frozenset({"python"})
+
+SHAPES: dict[str, Shape] = {
+    "line_profile": Shape("environments", frozenset({"python", "csv"}), {"machine_history": Take.WHOLE}),
+    "environment_catalog": Shape(
+        "environments",
+        frozenset({"python", "csv"}),
+        {"line_profile": Take.WHOLE},
+        settings=("evaluation.environments", "training.environments"),
+    ),
+    "disturbance_table": Shape(
+        "environments", frozenset({"parquet", "csv"}), {"table_source": Take.WHOLE}, partitions=cells
+    ),
+    "environment_pool_health": Shape(
+        "environments",
+        frozenset({"numba"}),
+        {"disturbance_table": Take.SAME, "line_profile": Take.WHOLE, "environment_catalog": Take.WHOLE},
+        partitions=cells,
+        settings=_SIZES,
+    ),
+    "trajectories": Shape(
+        "experience",
+        frozenset({"numba"}),
+        {"environment_pool_health": Take.SAME, "line_profile": Take.WHOLE, "environment_catalog": Take.WHOLE},
+        partitions=cells,
+        settings=_SIZES,
+    ),
+    "observation_statistics": Shape(
+        "environments",
+        frozenset({"numba"}),
+        {"environment_catalog": Take.WHOLE, "line_profile": Take.WHOLE, "disturbance_table": Take.ALL},
+        settings=_SIZES,
+    ),
+    "production_feedback": Shape("feedback", frozenset({"parquet"}), {"feedback_inbox": Take.WHOLE}, partitions=days),
+    "policy_checkpoint": Shape(
+        "learning",
+        frozenset({"pytorch"}),
+        {"trajectories": Take.ALL, "observation_statistics": Take.WHOLE, "production_feedback": Take.DAY},
+        partitions=candidates,
+        settings=("*",),
+    ),
+    "holdout_evaluation": Shape(
+        "evaluation",
+        frozenset({"pytorch", "parquet"}),
+        {"policy_checkpoint": Take.SAME},
+        partitions=candidates,
+        settings=("*",),
+    ),
+    "failure_attribution": Shape(
+        "evaluation",
+        frozenset({"numba", "parquet"}),
+        {"holdout_evaluation": Take.SAME},
+        partitions=candidates,
+        settings=("*",),
+    ),
+    "policy_drift": Shape(
+        "evaluation", frozenset({"pytorch"}), {"policy_checkpoint": Take.SAME}, partitions=candidates, settings=("*",)
+    ),
+    "weekly_drift_report": Shape(
+        "evaluation",
+        _python,
+        {"policy_drift": Take.WEEK_OF_CANDIDATES, "production_feedback": Take.WEEK},
+        partitions=weeks,
+        settings=("gates",),
+    ),
+    "triton_bundle": Shape(
+        "deployment",
+        frozenset({"onnx"}),
+        {
+            "policy_checkpoint": Take.SAME,
+            "holdout_evaluation": Take.SAME,
+            "failure_attribution": Take.SAME,
+            "policy_drift": Take.SAME,
+        },
+        partitions=candidates,
+        settings=("*",),
+    ),
+    "publish": Shape("deployment", _python, {"triton_bundle": Take.SAME}, partitions=candidates, settings=("*",)),
+}
+
+EXTERNAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "table_source": (
+        "environments",
+        "The disturbance table that an engineer edits: the copy in the home, or the file that a setting names.",
+        (),
+    ),
+    "machine_history": (
+        "environments",
+        "A machine-history table given with `--machine-history`; without one the project's own line profile is used.",
+        (),
+    ),
+    "feedback_inbox": (
+        "feedback",
+        "Decisions of the running policy and what people said of them, dropped as JSONL files into the home's inbox.",
+        (),
+    ),
+    "champion": (
+        "deployment",
+        "The policy that is in use: one pointer, moved by compare-and-set. `publish` makes the first promotable bundle the "
+        "champion; it closes the loop outside the graph, since the next training starts from it.",
+        ("publish",),
+    ),
+}
+
+_MAPPINGS: dict[Take, dg.PartitionMapping | None] = {
+    Take.SAME: None,
+    Take.WHOLE: None,
+    Take.ALL: dg.AllPartitionMapping(),
+    Take.DAY: dg.MultiToSingleDimensionPartitionMapping("day"),
+    Take.WEEK: dg.TimeWindowPartitionMapping(allow_nonexistent_upstream_partitions=True),
+    Take.WEEK_OF_CANDIDATES: dg.MultiToSingleDimensionPartitionMapping("day"),
+}
+
+
+def specification(name: str) -> dict[str, Any]:
+    """The keyword arguments of ``@dg.asset`` for the asset ``name``."""
+    shape = SHAPES[name]
+    return {
+        "name": name,
+        "group_name": shape.group,
+        "owners": ["team:agentpipe"],
+        "kinds": set(shape.kinds),
+        "code_version": shape.code_version,
+        "partitions_def": shape.partitions,
+        "deps": [dg.AssetDep(up, partition_mapping=_MAPPINGS[take]) for up, take in shape.consumes.items()],
+    }
+
+
+def external_assets() -> list[dg.AssetSpec]:
+    """What comes from outside, or leads outside."""
+    return [
+        dg.AssetSpec(
+            name, deps=list(deps), group_name=group, description=description, owners=["team:agentpipe"], kinds={"file"}
+        )
+        for name, (group, description, deps) in EXTERNAL.items()
+    ]

@@ -1,0 +1,62 @@
+"""The Dagster instance of a home: SQLite under ``HOME/dagster``, so that the UI sees what the main job did."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+
+from agentpipe.storage import write_bytes
+
+CONFIGURATION = """\
+# The instance of a home, as `agentpipe run` writes it into HOME/dagster when there is none.
+telemetry:
+  enabled: false
+nux:
+  enabled: false
+concurrency:
+  runs:
+    max_concurrent_runs: 1   # one home, one lock: a second run would only wait for it
+"""
+OURS = "agentpipe/main-job"
+_UNFINISHED = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+
+
+def dagster_home(home: Path) -> Path:
+    """``HOME/dagster`` with its configuration, made at first use; becomes ``DAGSTER_HOME`` of this process."""
+    folder = home.resolve() / "dagster"
+    if not (folder / "dagster.yaml").exists():
+        write_bytes(folder / "dagster.yaml", CONFIGURATION.encode())
+    os.environ["DAGSTER_HOME"] = str(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
+    """The instance of ``home``."""
+    dagster_home(home)
+    with dg.DagsterInstance.get() as instance:
+        yield instance
+
+
+def settle_interrupted_runs(instance: dg.DagsterInstance) -> int:
+    """Marks runs of a main job that was killed as failed; call under the home's lock. Returns how many."""
+    runs = instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED))
+    killed = [run for run in runs if OURS in run.tags]
+    for run in killed:
+        instance.report_run_failed(run, "the process that ran it ended without a word")
+    return len(killed)
+
+
+def recorded_version(instance: dg.DagsterInstance, asset: str, partition: str | None) -> str | None:
+    """The data version of the latest materialisation that Dagster has recorded of one partition."""
+    wanted = dg.AssetRecordsFilter(
+        asset_key=dg.AssetKey(asset), asset_partitions=[partition] if partition is not None else None
+    )
+    records = instance.fetch_materializations(wanted, limit=1).records
+    if not records or records[0].asset_materialization is None:
+        return None
+    return (records[0].asset_materialization.tags or {}).get("dagster/data_version")

@@ -1,0 +1,63 @@
+"""The jobs: one for each stage of the main job, each of one kind of partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import dagster as dg
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Assets that are materialised together in one run, in the order in which they consume each other."""
+
+    name: str
+    assets: tuple[str, ...]
+    checks: tuple[str, ...] = ()
+    """Checks of assets of earlier stages that are due once this stage is done."""
+    description: str = ""
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage("line", ("line_profile", "environment_catalog"), description="The line and the catalogue of environments."),
+    Stage(
+        "cell",
+        ("disturbance_table", "environment_pool_health", "trajectories"),
+        description="One cell: its table rows, the health of its pool, its trajectories.",
+    ),
+    Stage(
+        "statistics",
+        ("observation_statistics",),
+        checks=("environment_catalog",),
+        description="Observation statistics over all cells, and the bound of the catalogue.",
+    ),
+    Stage("feedback_day", ("production_feedback",), description="Takes in the feedback of one day."),
+    Stage(
+        "candidate",
+        (
+            "policy_checkpoint",
+            "holdout_evaluation",
+            "failure_attribution",
+            "policy_drift",
+            "triton_bundle",
+            "publish",
+        ),
+        description="One candidate: trained, judged, exported and published.",
+    ),
+    Stage("week", ("weekly_drift_report",), description="The drift report of one week."),
+)
+
+
+def asset_jobs() -> list[dg.UnresolvedAssetJobDefinition]:
+    """One job for each stage, so that each can be launched from the UI as well."""
+    return [
+        dg.define_asset_job(stage.name, selection=_selection(stage), description=stage.description) for stage in STAGES
+    ]
+
+
+def _selection(stage: Stage) -> dg.AssetSelection:
+    selection: dg.AssetSelection = dg.AssetSelection.assets(*stage.assets)
+    if not stage.checks:
+        return selection
+    due = dg.AssetSelection.checks(*(dg.AssetCheckKey(dg.AssetKey(name), "generalisation_bound") for name in stage.checks))
+    return selection | due

@@ -1,0 +1,46 @@
+"""Gates 2 (warm-up) and 4 (training)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from agentpipe.defs.gates import specs
+
+if TYPE_CHECKING:
+    from agentpipe.evaluation.gates import GateResult
+    from agentpipe.learning.trainer import TrainingResult
+    from agentpipe.settings import GateSettings
+
+WARM_UP = ("actor_loss", "critic_error", "gradient_norm")
+TRAINING = ("entropy", "advantage_mean", "plateau")
+
+
+def training_specs() -> list[dg.AssetCheckSpec]:
+    """The checks of ``policy_checkpoint``."""
+    return specs("policy_checkpoint", (*WARM_UP, *TRAINING))
+
+
+def training_gates(trained: TrainingResult, gates: GateSettings) -> list[GateResult]:
+    """Gates 2 and 4 over what training measured; a warm-up that did not take place is not judged as good."""
+    from agentpipe.evaluation.gates import training_gate, warmup_gate
+
+    figures: dict[str, Any] = {figure.name: figure.value for figure in trained.gates if figure.gate == "4"}
+    figures["validation_curve"] = [score for _, score in trained.validations]
+    warm_up = trained.warm_up
+    if warm_up is None:
+        return [*not_held("no warm-up: it starts from the champion's weights"), *training_gate(figures, gates)]
+    cloned = {
+        "actor_loss": warm_up.actor_loss,
+        "critic_mae": warm_up.critic_mae,
+        "gradient_norm_median": warm_up.gradient_norm_median,
+    }
+    return [*warmup_gate(cloned, gates), *training_gate(figures, gates)]
+
+
+def not_held(reason: str) -> list[GateResult]:
+    """Gate 2 where there was no warm-up: warns, and says why."""
+    from agentpipe.evaluation.gates import GateResult
+
+    return [GateResult(2, name, False, "warn", None, None, reason, {"judged": False}) for name in WARM_UP]

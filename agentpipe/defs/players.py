@@ -1,0 +1,89 @@
+"""Who plays where: the behaviour that records trajectories, the expert, and the players that the policy is judged beside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from agentpipe.defs.resources import Workspace
+    from agentpipe.defs.scene import Scene
+    from agentpipe.environments.catalog import EnvironmentSpec
+    from agentpipe.environments.players import Player
+    from agentpipe.learning.champion import Champion
+    from agentpipe.learning.package import PolicyPackage
+
+EPSILON = 0.2
+"""How often the behaviour acts at random before there is a champion."""
+VALIDATION_EPISODES = 8
+"""Episodes of each validation environment in one look."""
+
+
+def champion(workspace: Workspace) -> Champion | None:
+    """The policy that is in use, or ``None`` before the first."""
+    from agentpipe.learning.champion import ChampionStore
+
+    return ChampionStore(workspace.root / "champion").current()
+
+
+def rules() -> Player:
+    """The rule-based player with its frozen thresholds."""
+    from agentpipe.environments.players import rules_player
+
+    return rules_player()
+
+
+def behaviour(workspace: Workspace) -> tuple[Player, str]:
+    """Who records trajectories, and its version: the champion sampled, before that the rules with ε = 0.2."""
+    from agentpipe.environments.layout import SIMULATOR_VERSION
+    from agentpipe.experience.behaviour import epsilon_player
+
+    seed, current = workspace.settings.seed, champion(workspace)
+    if current is None:
+        return epsilon_player(rules(), EPSILON, seed), f"rules-{SIMULATOR_VERSION}-epsilon-{EPSILON}"
+    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.player import PolicyPlayer
+
+    package = PolicyPackage.load(workspace.root / current.package)
+    return PolicyPlayer(package, greedy=False, seed=seed, name="champion"), current.digest
+
+
+def expert() -> Player:
+    """Whom the warm-up clones: the player that sees the hidden state."""
+    from agentpipe.environments.players import oracle_player
+
+    return oracle_player()
+
+
+def validator(setting: Scene) -> Callable[[PolicyPackage], float]:
+    """Scores a package by its greedy success over the validation environments; the hold-out is never touched."""
+    from agentpipe.evaluation.rollout import play_first_episodes
+    from agentpipe.learning.player import PolicyPlayer
+
+    environments = setting.catalog.environments("validation")
+    names = [environment.environment_id for environment in environments]
+
+    def score(package: PolicyPackage) -> float:
+        pool = setting.pool(environments, "VALIDATION")
+        played = play_first_episodes(pool, PolicyPlayer(package), VALIDATION_EPISODES, environment_ids=names)
+        return float(played["success"].mean())
+
+    return score
+
+
+def judged_players(package: Path, setting: Scene, training: Sequence[EnvironmentSpec]) -> list[Player]:
+    """The policy and those it is judged beside: random, rules, diagnoser, oracle."""
+    from agentpipe.environments.players import oracle_player, random_player
+
+    del training
+    return [policy_player(package), random_player(setting.seed), rules(), oracle_player()]
+
+
+def policy_player(package: Path) -> Player:
+    """The greedy policy of a package."""
+    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.player import PolicyPlayer
+
+    return PolicyPlayer(PolicyPackage.load(package))

@@ -1,0 +1,99 @@
+"""References: what assets hand to each other. A reference names an artefact and its data version; it is never the artefact.
+
+One small JSON file per asset and partition under ``HOME/references``, written by rename before Dagster records the
+materialisation. An asset reads the reference of exactly the partition it consumes, never "the newest file".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentpipe.errors import CorruptError
+from agentpipe.storage import canonical_json, digest_bytes, read_json, write_json
+
+MISSING = "MISSING"
+"""The data version of something that is not there."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One materialised partition of one asset."""
+
+    asset: str
+    partition: str | None
+    data_version: str
+    """digest of the content, free of times"""
+    path: str
+    """the artefact, relative to the home where it lies in it"""
+    consumed: dict[str, str]
+    """data version of each upstream asset, as consumed"""
+    configuration: str
+    """digest of the settings that change its content"""
+    code_version: str
+    seconds: float
+    """wall time of the computation"""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """small JSON figures that later assets, the scoreboard and people want"""
+
+
+class References:
+    """The references of one home."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def path(self, asset: str, partition: str | None = None) -> Path:
+        """The file of one reference."""
+        folder = self.home / "references" / asset
+        return folder / f"{partition.replace('|', '_')}.json" if partition else folder / "reference.json"
+
+    def find(self, asset: str, partition: str | None = None) -> Reference | None:
+        """The reference, or ``None`` where the partition was never materialised.
+
+        Raises:
+            CorruptError: the file is not a reference.
+        """
+        path = self.path(asset, partition)
+        if not path.exists():
+            return None
+        try:
+            return Reference(**read_json(path))
+        except TypeError as error:
+            remedy = f"remove it; {asset} is then computed again"
+            raise CorruptError(f"not a reference: {error}", file=path, remedy=remedy) from error
+
+    def load(self, asset: str, partition: str | None = None) -> Reference:
+        """The reference of a partition that must be there.
+
+        Raises:
+            CorruptError: it is not there.
+        """
+        found = self.find(asset, partition)
+        if found is None:
+            where = f"{asset}[{partition}]" if partition else asset
+            remedy = "run `agentpipe run`, or materialise it first"
+            raise CorruptError(f"{where} was never materialised", file=self.path(asset, partition), remedy=remedy)
+        return found
+
+    def save(self, reference: Reference) -> None:
+        """Writes the reference durably and atomically."""
+        write_json(self.path(reference.asset, reference.partition), asdict(reference))
+
+    def version(self, asset: str, partition: str | None = None) -> str:
+        """The data version of one partition, ``MISSING`` where there is none."""
+        found = self.find(asset, partition)
+        return MISSING if found is None else found.data_version
+
+    def version_of_all(self, asset: str, partitions: Mapping[str, object] | tuple[str, ...]) -> str:
+        """One digest over the data versions of several partitions; ``MISSING`` where none is there."""
+        versions = {key: self.version(asset, key) for key in partitions}
+        if all(version == MISSING for version in versions.values()):
+            return MISSING
+        return digest_bytes(canonical_json(versions))
+
+    def artefact(self, asset: str, partition: str | None = None) -> Path:
+        """Where the artefact of a partition lies."""
+        return self.home / self.load(asset, partition).path

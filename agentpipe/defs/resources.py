@@ -1,0 +1,214 @@
+"""The workspace: settings, home and the loaders that the assets share. No domain package is imported before it is used."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import functools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from agentpipe.defs.graph import SHAPES, Take
+from agentpipe.defs.partitions import TRIGGERS, candidate_key, days_of_week, split_candidate
+from agentpipe.defs.references import MISSING, References
+from agentpipe.environments.parameters import CELLS
+from agentpipe.errors import LockHeldError, TableError
+from agentpipe.settings import Settings, load_settings
+from agentpipe.storage import canonical_json, digest_bytes, digest_file, home_lock
+
+if TYPE_CHECKING:
+    from agentpipe.environments.catalog import Catalog
+    from agentpipe.environments.line_profile import LineProfile
+    from agentpipe.environments.table import DisturbanceTable
+    from agentpipe.environments.table_store import TableStore
+
+NONE = "NONE"
+"""The data version of an external source that is not used."""
+_held: set[Path] = set()
+"""Homes whose lock this process holds."""
+
+
+@contextlib.contextmanager
+def hold_home(home: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
+    """Holds the home's writer lock, once per process; waits ``patience`` seconds for another process.
+
+    Raises:
+        LockHeldError: another process still holds it.
+    """
+    key = home.resolve()
+    if key in _held:
+        yield
+        return
+    give_up = time.monotonic() + patience
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(home_lock(home, holder))
+                break
+            except LockHeldError:
+                if time.monotonic() >= give_up:
+                    raise
+                time.sleep(0.2)
+        _held.add(key)
+        try:
+            yield
+        finally:
+            _held.discard(key)
+
+
+class Workspace(dg.ConfigurableResource[Any]):
+    """Where everything is and how it is set; empty fields are read from the environment (``AGENTPIPE_...``)."""
+
+    home: str | None = Field(None, description="folder that holds every store")
+    profile: str | None = Field(None, description="demo or standard")
+    machine_history: str | None = Field(None, description="machine-history table that becomes the line profile")
+    table_source: str | None = Field(None, description="disturbance table to follow instead of the home's copy")
+    seed: int | None = Field(None, description="root of all randomness")
+    threads: int | None = Field(None, description="threads of simulation and training")
+
+    @property
+    def settings(self) -> Settings:
+        """The typed settings that these fields and the environment give."""
+        fields = ("home", "profile", "machine_history", "table_source", "seed", "threads")
+        return load_settings(**{name: getattr(self, name) for name in fields})
+
+    @property
+    def root(self) -> Path:
+        """The home."""
+        return self.settings.home
+
+    @property
+    def references(self) -> References:
+        """What is materialised."""
+        return References(self.root)
+
+    # ------------------------------------------------------------------------------------------ loaders
+
+    def table_store(self) -> TableStore:
+        """The store of table versions."""
+        from agentpipe.environments.table_store import TableStore
+
+        return TableStore(self.root, source=self.settings.table_source)
+
+    def table(self, cell: str | None = None) -> DisturbanceTable:
+        """The table version that ``cell`` was materialised from; without a cell, the version that holds all cells.
+
+        Raises:
+            TableError: no version holds the rows of all materialised cells, since some were left behind.
+        """
+        store = self.table_store()
+        references = {key: self.references.load("disturbance_table", key) for key in ((cell,) if cell else CELLS)}
+        behind: list[str] = []
+        for version in sorted({reference.figures["table_version"] for reference in references.values()}):
+            table = store.load(version)
+            missed = [key for key, found in references.items() if table.cell_digests[key] != found.data_version]
+            if not missed:
+                return table
+            behind = missed if not behind or len(missed) < len(behind) else behind
+        remedy = f"materialise disturbance_table for {', '.join(behind)}"
+        raise TableError("the cells come from different versions of the table", cells=", ".join(behind), remedy=remedy)
+
+    def line_profile(self) -> LineProfile:
+        """The materialised line profile."""
+        from agentpipe.environments.line_profile import load_profile
+
+        return load_profile(self.references.artefact("line_profile"))
+
+    def catalog(self) -> Catalog:
+        """The catalogue in the size that the settings ask for."""
+        return sized_catalog(self.settings)
+
+    # ------------------------------------------------------------------------------------------ lineage
+
+    def source_version(self, name: str, partition: str | None) -> str:
+        """Content version of an external source; of the table, of the rows of one cell."""
+        settings = self.settings
+        if name == "machine_history":
+            return NONE if settings.machine_history is None else digest_file(settings.machine_history)
+        if name == "table_source":
+            assert partition is not None
+            return _source_table(self).cell_digests[partition]
+        assert partition is not None
+        feedback = self.root / "feedback"
+        waiting = [digest_file(path) for path in sorted((feedback / "inbox").glob("*.jsonl"))]
+        stored = [digest_file(path) for path in sorted((feedback / "store" / partition).glob("*.parquet"))]
+        return digest_bytes(canonical_json([waiting, stored])) if waiting or stored else NONE
+
+    def consumed(self, asset: str, partition: str | None) -> dict[str, str]:
+        """The current data version of everything that one partition of ``asset`` consumes."""
+        return {up: self._upstream(up, take, partition) for up, take in SHAPES[asset].consumes.items()}
+
+    def _upstream(self, name: str, take: Take, partition: str | None) -> str:
+        if name not in SHAPES:
+            return self.source_version(name, partition)
+        references = self.references
+        if take is Take.WHOLE:
+            return references.version(name)
+        if take is Take.SAME:
+            return references.version(name, partition)
+        if take is Take.ALL:
+            return references.version_of_all(name, CELLS)
+        assert partition is not None
+        if take is Take.DAY:
+            return references.version(name, split_candidate(partition)[0].isoformat())
+        days = days_of_week(dt.date.fromisoformat(partition))
+        if take is Take.WEEK:
+            return references.version_of_all(name, tuple(day.isoformat() for day in days))
+        keys = tuple(candidate_key(day, trigger) for day in days for trigger in TRIGGERS)
+        return references.version_of_all(name, keys)
+
+    def configuration(self, asset: str) -> str:
+        """Digest of the settings that change the content of ``asset``."""
+        names = SHAPES[asset].settings
+        settings = self.settings
+        if "*" in names:
+            return settings.digest()
+        content = settings.model_dump(mode="json")
+        chosen = {name: functools.reduce(lambda part, key: part[key], name.split("."), content) for name in names}
+        return digest_bytes(canonical_json(chosen))
+
+    def key(self, asset: str, partition: str | None) -> str:
+        """Digest of everything that decides the content of one partition: settings, code version, what it consumes."""
+        parts = [self.configuration(asset), SHAPES[asset].code_version, self.consumed(asset, partition)]
+        return digest_bytes(canonical_json(parts))
+
+    def is_current(self, asset: str, partition: str | None) -> bool:
+        """True where the partition is materialised from what it would consume now, and its artefact is there."""
+        found = self.references.find(asset, partition)
+        return (
+            found is not None
+            and found.consumed == self.consumed(asset, partition)
+            and MISSING not in found.data_version
+            and found.configuration == self.configuration(asset)
+            and found.code_version == SHAPES[asset].code_version
+            and (self.root / found.path).exists()
+        )
+
+
+def _source_table(workspace: Workspace) -> DisturbanceTable:
+    """The table as the source reads now, without publishing a version."""
+    from agentpipe.environments.datafiles import data_dir
+    from agentpipe.environments.table import load_table
+
+    source = workspace.table_store().source_path
+    return load_table(source if source.exists() else data_dir() / "disturbances.csv")
+
+
+def sized_catalog(settings: Settings) -> Catalog:
+    """The catalogue in the size that the settings ask for; validation shrinks with training, one per cell at least."""
+    from agentpipe.environments.catalog import load_catalog
+
+    catalog = load_catalog()
+    train, holdout = settings.training.environments, settings.evaluation.environments
+    if train is None and holdout is None:
+        return catalog
+    counts = catalog.counts()
+    wanted_train = counts["train"] if train is None else train
+    share = min(1.0, 4 * wanted_train / counts["train"])
+    validation = min(counts["validation"], max(len(CELLS), round(counts["validation"] * share)))
+    return catalog.thin(wanted_train, validation, counts["holdout"] if holdout is None else holdout)
