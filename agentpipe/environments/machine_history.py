@@ -1,7 +1,8 @@
 """A machine-history table as a line profile (S6): class-conditional means, covariances and prevalences of its modes.
 
 Made for UCI's AI4I 2020 and tables like it: numeric channel columns, a 0/1 failure flag and a 0/1 column for each mode.
-A signature is fitted from the rows that fail in that mode alone. What is tolerated, set aside or not fitted is reported.
+A signature is fitted from the rows that fail in that mode alone. What is tolerated, set aside or not fitted is
+reported.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class _Sorted:
 def fit_profile(path: Path, *, failure_column: str | None = None) -> LineProfile:
     """Fits a line profile from a machine-history CSV.
 
-    Healthy rows (no failure, no mode) give each channel's mean and standard deviation (sample, n − 1). A mode's ``shift``
+    Healthy rows (no failure, no mode) give each channel's mean and standard deviation (n − 1). A mode's ``shift``
     is (mean of its clean rows − healthy mean) / healthy SD, its ``covariance`` the sample covariance in the same units,
     below 50 rows shrunk towards the healthy one. Prevalences count failing rows, those of several modes in equal parts.
 
@@ -89,7 +90,7 @@ def fit_profile(path: Path, *, failure_column: str | None = None) -> LineProfile
 def _sort(content: CsvFile, columns: Columns) -> _Sorted:
     modes = np.column_stack(list(columns.modes.values()))
     numbers = np.column_stack([columns.flag, modes, *columns.channels.values()])
-    incomplete: Mask = np.isnan(numbers).any(axis=1)
+    incomplete: Mask = np.asarray(np.isnan(numbers).any(axis=1))
     repeated = _repeated(content, columns) & ~incomplete
     usable = ~incomplete & ~repeated
     failed, count = columns.flag == 1, (modes == 1).sum(axis=1)
@@ -99,7 +100,7 @@ def _sort(content: CsvFile, columns: Columns) -> _Sorted:
         several=usable & failed & (count > 1),
         unnamed=usable & failed & (count == 0),
         contradictory=usable & ~failed & (count > 0),
-        incomplete=np.asarray(incomplete),
+        incomplete=incomplete,
         repeated=repeated,
         by_mode={name: usable & (values == 1) for name, values in columns.modes.items()},
     )

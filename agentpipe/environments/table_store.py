@@ -105,6 +105,10 @@ class TableStore:
 
     # ------------------------------------------------------------------------------------------- reading
 
+    def started(self) -> bool:
+        """Whether a version was published yet."""
+        return self._pointer() is not None
+
     def current(self) -> DisturbanceTable:
         """The current version, without a lock and without looking at the source.
 
