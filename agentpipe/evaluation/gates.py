@@ -46,10 +46,12 @@ class GateResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The judgement as a JSON object; figures that are not finite become text."""
-        result = asdict(self)
-        if self.value is not None and not math.isfinite(self.value):
-            result["value"] = str(self.value)
-        return result
+        result = {name: _jsonable(value) for name, value in asdict(self).items()}
+        return {**result, "metadata": {name: _jsonable(value) for name, value in self.metadata.items()}}
+
+
+def _jsonable(value: object) -> object:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def blocking(results: Iterable[GateResult]) -> bool:
@@ -260,7 +262,8 @@ def _attributed(attribution: Mapping[str, Any], gates: GateSettings) -> GateResu
     remedy = "the rest is skill or information: look at the reasons in the attribution table"
     if share is None:
         notes = {"status": attribution.get("status")}
-        return GateResult(5, "failures_attributed", True, "warn", None, gates.attributed_min, remedy, notes)
+        passed = notes["status"] == "NO_FAILURES"
+        return GateResult(5, "failures_attributed", passed, "warn", None, gates.attributed_min, remedy, notes)
     level = _level(share, gates.attributed_target, gates.attributed_warn, above=True)
     notes = {"level": level, "ci95": attribution["ci95"], "sampled": attribution["sampled"]}
     return _judge(5, "failures_attributed", share, gates.attributed_min, remedy, severity="warn", above=True, **notes)

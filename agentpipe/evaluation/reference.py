@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import zipfile
+import zlib
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,7 +13,7 @@ import numpy as np
 from agentpipe.environments.layout import Purpose
 from agentpipe.errors import CorruptError, EvaluationError
 from agentpipe.evaluation.rollout import default_builder
-from agentpipe.storage import canonical_json, digest_bytes, typed_os_errors, write_bytes
+from agentpipe.storage import canonical_json, digest_bytes, write_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +36,9 @@ _TYPES = {
     "cell": None,  # text of any width
     "environment": "<i8",
 }
+
+
+_UNREADABLE = (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, EvaluationError)
 
 
 @dataclass(frozen=True)
@@ -97,11 +102,11 @@ class ReferenceObservations:
             CorruptError: missing, damaged, or changed since it was written.
         """
         try:
-            with typed_os_errors(path), np.load(path, allow_pickle=False) as content:
+            with np.load(path, allow_pickle=False) as content:
                 arrays: dict[str, Any] = {name: content[name] for name in _TYPES}
                 digest = str(content["digest"])
             reference = cls(**arrays)
-        except (FileNotFoundError, KeyError, ValueError, EOFError, OSError, EvaluationError) as error:
+        except _UNREADABLE as error:
             raise CorruptError(f"not a reference: {error}", file=path, remedy="collect it again") from error
         if reference.digest != digest:
             raise CorruptError("the reference does not match its digest", file=path, remedy="collect it again")

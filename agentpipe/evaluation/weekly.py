@@ -76,7 +76,8 @@ def _check_week(week: date, days: Sequence[date]) -> None:
 
 
 def _drift_figures(drift: Sequence[DriftDay]) -> dict[str, Any]:
-    measured = [item for item in drift if item.result.kl is not None]
+    ordered = sorted(drift, key=lambda item: (item.day, item.trigger))
+    measured = [item for item in ordered if item.result.kl is not None]
     worst = max(measured, key=lambda item: item.result.kl or 0.0, default=None)
     return {
         "candidates": len(drift),
@@ -97,7 +98,7 @@ def _drift_figures(drift: Sequence[DriftDay]) -> dict[str, Any]:
                     cell for cell, figures in item.result.by_cell.items() if figures["status"] == REVIEW
                 ),
             }
-            for item in sorted(drift, key=lambda item: (item.day, item.trigger))
+            for item in ordered
         ],
     }
 

@@ -65,14 +65,11 @@ class FakePool:
         self.terminated, self.truncated = np.zeros(n, bool), np.zeros(n, bool)
         self.observation, self.mask = np.zeros((n, 3), np.float32), np.zeros((n, ACTIONS), bool)
         self.segment, self.last_action = np.zeros(n, np.int8), np.zeros(n, np.int64)
-        self.time, self.episode, self.result_episode = (
-            np.zeros(n, np.float32),
-            np.zeros(n, np.int64),
-            np.zeros(n, np.int64),
-        )
+        self.time = np.zeros(n, np.float32)
+        self.episode, self.result_episode = np.zeros(n, np.int64), np.zeros(n, np.int64)
         kinds = {
-            "success": bool, "reason": np.int8, "segment": np.int8, "decisions": np.int32, "decision_seconds": np.float32,
-            "elapsed_seconds": np.float32, "mode": np.int8, "machine": np.int8, "return": np.float32, "steps": np.int32,
+            "success": bool, "reason": np.int8, "segment": np.int8, "decisions": np.int32,
+            "decision_seconds": np.float32, "elapsed_seconds": np.float32, "mode": np.int8, "machine": np.int8, "return": np.float32, "steps": np.int32,
         }  # fmt: skip
         for name, kind in kinds.items():
             setattr(self, f"result_{name}", np.zeros(n, kind))
