@@ -1,0 +1,30 @@
+"""The command ``agentpipe``."""
+
+from __future__ import annotations
+
+import typer
+
+from agentpipe.cli import bundle, champion, table
+from agentpipe.cli.evaluate import evaluate
+from agentpipe.cli.run import run
+from agentpipe.cli.ui import ui
+
+app = typer.Typer(
+    name="agentpipe",
+    help="Industrial maintenance agents: trained in thousands of disturbed production lines, judged on lines they have never "
+    "seen, exported to Triton.\n\nStart with `agentpipe run --profile demo`, then look at it with `agentpipe ui`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+app.command()(run)
+app.command()(evaluate)
+app.command()(ui)
+app.add_typer(bundle.app)
+app.add_typer(champion.app)
+app.add_typer(table.app)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

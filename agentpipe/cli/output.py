@@ -1,0 +1,69 @@
+"""What commands print: one JSON document or text on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import typer
+
+from agentpipe.errors import AgentpipeError
+
+INTERRUPTED = 130
+
+
+def print_json(content: object) -> None:
+    """One JSON document on standard output."""
+    typer.echo(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def say(text: str) -> None:
+    """A line for people, on standard error."""
+    typer.echo(text, err=True)
+
+
+@contextlib.contextmanager
+def reporting(as_json: bool) -> Iterator[None]:  # noqa: FBT001 - the flag of every command
+    """Turns a typed error into a line on standard error (and a JSON document) and exit code 1; an interrupt into 130."""
+    try:
+        yield
+    except AgentpipeError as error:
+        if as_json:
+            print_json({"ok": False, "error": error.as_dict()})
+        say(f"{type(error).__name__}: {error}")
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        interruption = {"type": "Interrupted", "message": "interrupted", "where": {}, "remedy": "run it again to go on"}
+        if as_json:
+            print_json({"ok": False, "error": interruption})
+        say("Interrupted. What was finished is kept: the same command goes on from there.")
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def percent(share: float | None) -> str:
+    """``0.897`` as ``89.7 %``."""
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def player_table(players: Mapping[str, Mapping[str, Any]]) -> None:
+    """The players' figures as a table, the policy first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Hold-out", title_justify="left")
+    for column in ("player", "success", "95 % interval", "decision, simulated"):
+        table.add_column(column, justify="left" if column == "player" else "right")
+    for name in sorted(players, key=lambda name: -players[name]["success"]):
+        figures = players[name]
+        low, high = figures["ci95"]
+        seconds = figures["decision_seconds"]
+        table.add_row(
+            f"[bold]{name}[/bold]" if name == "policy" else name,
+            percent(figures["success"]),
+            f"{percent(low)} – {percent(high)}",
+            "–" if seconds is None else f"{seconds:.2f} s",
+        )
+    Console(file=sys.stdout).print(table)

@@ -1,0 +1,73 @@
+"""Progress on standard error: bars on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+
+from agentpipe.progress import Progress
+
+_EVERY_SECONDS = 5.0
+
+
+@contextlib.contextmanager
+def showing(title: str) -> Iterator[Progress]:
+    """Yields a progress receiver; what is reported as ``title`` is the overall progress, the rest the current work."""
+    if sys.stderr.isatty():
+        with _bars(title) as receiver:
+            yield receiver
+    else:
+        yield _Lines(title)
+
+
+class _Lines:
+    """A line for each finished part, and one every few seconds in between."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._last = time.monotonic()
+        self._started = time.monotonic()
+
+    def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
+        now = time.monotonic()
+        if stage != self._title and now - self._last < _EVERY_SECONDS:
+            return
+        self._last = now
+        print(  # noqa: T201 - this is the progress display
+            f"[{now - self._started:6.1f} s] {stage}: {done:,} of {total:,}{f' · {note}' if note else ''}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+@contextlib.contextmanager
+def _bars(title: str) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress as Bars, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[note]}"),
+    )
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        overall = bars.add_task(title, total=1, note="starting")
+        current = bars.add_task("", total=1, note="", visible=False)
+        shown = ""
+
+        def receive(stage: str, done: int, total: int, note: str = "") -> None:
+            nonlocal shown
+            if stage == title:
+                bars.update(overall, completed=done, total=total, note=note)
+                return
+            if stage != shown:
+                bars.reset(current, description=stage, visible=True)
+                shown = stage
+            bars.update(current, completed=done, total=total, note=note)
+
+        yield receive
