@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agentpipe.environments.table import DisturbanceTable
 
 
-def record_trajectories(
+def record_trajectories(  # noqa: PLR0913 - each says something else of the shard
     pool: LinePool,
     player: Player,
     *,

@@ -72,7 +72,7 @@ def checksums(records: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
     """CRC-32 of each record's bytes before its checksum field."""
     size = records.dtype.itemsize
     covered = size - 4
-    data = memoryview(np.ascontiguousarray(records)).cast("B") if len(records) else memoryview(b"")
+    data = memoryview(records.tobytes())
     values = (zlib.crc32(data[start : start + covered]) for start in range(0, size * len(records), size))
     return np.fromiter(values, dtype=np.uint32, count=len(records))
 

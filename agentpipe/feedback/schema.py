@@ -29,7 +29,7 @@ def utc_time(value: object) -> dt.datetime:
     """
     parsed = dt.datetime.fromisoformat(value) if isinstance(value, str) else value
     if not isinstance(parsed, dt.datetime):
-        raise ValueError("a time is text such as 2026-03-29T01:30:00Z")
+        raise ValueError("a time is text such as 2026-03-29T01:30:00Z")  # noqa: TRY004 - pydantic wants ValueErrors
     if parsed.utcoffset() is None:
         raise ValueError("a time needs its zone, as in 2026-03-29T01:30:00Z")
     try:

@@ -92,7 +92,7 @@ class _Plan:
     seed: int
 
 
-def build_bundle(
+def build_bundle(  # noqa: PLR0913 - each says something else of the bundle
     package_dir: Path,
     out_root: Path,
     *,
@@ -179,7 +179,7 @@ def _draft(
     progress(_STAGE, 3, 5, "measure the latency")
     latency = measure_latency(package.module, graph, inputs)
     write_json(draft / layout.SIGNATURE, signature.to_json())
-    compared_on = "recorded observations" if recorded is not None else "synthetic observations"
+    compared_on = "recorded observations" if recorded else "synthetic observations"
     package_bytes = sum(path.stat().st_size for path in package_dir.rglob("*") if path.is_file())
     write_json(draft / layout.PROVENANCE, _provenance(package, package_bytes, compared_on, export, plan))
     measured_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -158,7 +158,7 @@ class PolicyClient:
         result = self._call("infer", self.model_name, inputs, self.version, wanted)
         return {spec.name: result.as_numpy(spec.name) for spec in self.signature.outputs}
 
-    def _call(self, method: str, *arguments: object, **options: object) -> Any:
+    def _call(self, method: str, *arguments: object, **options: object) -> Any:  # noqa: ANN401 - as varied as the methods
         from tritonclient.utils import InferenceServerException
 
         try:

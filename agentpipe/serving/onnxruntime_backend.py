@@ -8,12 +8,12 @@ all requests of a batch to ONNX Runtime at once.
 from __future__ import annotations
 
 import json
-import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-import triton_python_backend_utils as triton  # exists inside the stub process only
+import triton_python_backend_utils as triton  # type: ignore[import-not-found]  # exists inside the stub process only
 
 _TYPES = {"tensor(float)": "TYPE_FP32", "tensor(int64)": "TYPE_INT64", "tensor(bool)": "TYPE_BOOL"}
 
@@ -25,13 +25,13 @@ class TritonPythonModel:
         """Loads the graph and compares it with the configuration; raises TritonModelException when they differ."""
         config = json.loads(args["model_config"])
         name = config.get("default_model_filename") or "model.onnx"
-        # Triton hands over the folder of the model here, and the version beside it.
-        path = os.path.join(args["model_repository"], args["model_version"], name)
+        # Triton's "model repository" is the folder of this model.
+        path = Path(args["model_repository"]) / args["model_version"] / name
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = _number(config, "intra_op_thread_count")
         options.inter_op_num_threads = _number(config, "inter_op_thread_count")
         try:
-            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's errors share no base
             raise triton.TritonModelException(f"failed to load {path}: {error}") from error
         self._batched = int(config.get("max_batch_size", 0)) > 0
@@ -62,7 +62,7 @@ class TritonPythonModel:
         feed = {name: np.concatenate(parts) for name, parts in zip(self._inputs, columns, strict=True)}
         try:
             outputs = self._session.run(self._outputs, feed)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - every request must be answered
             return [triton.InferenceResponse(error=triton.TritonError(str(error))) for _ in requests]
         responses, start = [], 0
         for part in columns[0]:

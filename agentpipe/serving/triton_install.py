@@ -114,7 +114,7 @@ def _finish(root: Path) -> None:
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 - fixed commands
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
         remedy = "is the package registry reachable? Nothing but the live server needs this"
