@@ -243,14 +243,11 @@ def drift_by_cell(result: DriftResult) -> bytes:
         text = "too few\nrows" if value is None else f"{value:.3f}"
         ax.text(column, value or 0.0, text, ha="center", va="bottom", fontsize=7, color=MUTED)
     ax.axhline(result.limit, color=RED, lw=1, ls=(0, (4, 3)))
-    ax.text(
-        len(cells) - 0.5, result.limit, f"review above {result.limit:g}", ha="right", va="bottom", fontsize=8, color=RED
-    )
     ax.set_ylim(0, 1.25 * max([result.limit, *(v or 0.0 for v in values)]))
     ax.set_xlim(-0.6, max(len(cells), 1) - 0.4)
     ax.grid(axis="y", color=GRID)
     _label_cells(ax, cells)
-    overall = result.status if result.kl is None else f"{result.status}, overall {result.kl:.4f} nats"
+    overall = result.status if result.kl is None else f"{result.status}, overall {result.kl:.4f}"
     title(
         ax,
         "Policy drift by cell, nats",

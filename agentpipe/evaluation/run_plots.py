@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,6 +35,7 @@ def reset_latency(latencies_ms: Mapping[str, npt.ArrayLike] | npt.ArrayLike, lim
     low, high = float(values.min()) / 1.5, max(float(values.max()), limit_ms) * 1.5
     ax.hist(values, bins=np.geomspace(low, high, 60).tolist(), color=BLUE)
     ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.set_xlim(low, high)
     for at, name, colour in ((middle, "median", INK), (tail, "p99", INK), (limit_ms, "limit", RED)):
         ax.axvline(at, color=colour, lw=1, ls=(0, (4, 3)) if name == "limit" else "-")
@@ -107,8 +108,7 @@ def training_curve(
     figure, (ax,) = new_figure(7.4, 2.9)
     for colour, (name, values) in zip(SERIES * len(series), series.items(), strict=False):
         y = np.asarray(values, dtype=np.float64)[keep]
-        ax.plot(x, y, color=colour, lw=1.6, label=name, marker="o" if len(keep) < 30 else None, ms=3)
-        _label_last(ax, x, y, colour)
+        ax.plot(x, y, color=colour, lw=1.6, label=_with_last(name, y), marker="o" if len(keep) < 30 else None, ms=3)
     if target is not None:
         ax.axhline(target, color=RED, lw=1, ls=(0, (4, 3)))
         ax.text(
@@ -118,22 +118,12 @@ def training_curve(
     ax.grid(axis="y", color=GRID)
     ax.margins(x=0.06)
     title(ax, ylabel or ", ".join(series))
-    if len(series) > 1:
-        legend(ax, columns=min(len(series), 5))
-        ax.get_legend().set_bbox_to_anchor((0.5, -0.2))
+    legend(ax, columns=min(len(series), 4))
+    ax.get_legend().set_bbox_to_anchor((0.5, -0.2))
     return png(figure)
 
 
-def _label_last(ax: Any, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], colour: str) -> None:  # noqa: ANN401
-    finite = np.flatnonzero(np.isfinite(y))
-    if finite.size:
-        last = finite[-1]
-        ax.annotate(
-            f"{y[last]:.3g}",
-            (x[last], y[last]),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            color=colour,
-        )
+def _with_last(name: str, values: npt.NDArray[np.float64]) -> str:
+    """The series' name with its last finite value."""
+    finite = values[np.isfinite(values)]
+    return f"{name}, last {finite[-1]:.3g}" if finite.size else name

@@ -69,7 +69,8 @@ class FakePool:
         self.episode, self.result_episode = np.zeros(n, np.int64), np.zeros(n, np.int64)
         kinds = {
             "success": bool, "reason": np.int8, "segment": np.int8, "decisions": np.int32,
-            "decision_seconds": np.float32, "elapsed_seconds": np.float32, "mode": np.int8, "machine": np.int8, "return": np.float32, "steps": np.int32,
+            "decision_seconds": np.float32, "elapsed_seconds": np.float32, "mode": np.int8, "machine": np.int8,
+            "return": np.float32, "steps": np.int32,
         }  # fmt: skip
         for name, kind in kinds.items():
             setattr(self, f"result_{name}", np.zeros(n, kind))

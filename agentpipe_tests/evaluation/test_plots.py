@@ -28,7 +28,8 @@ def example_summary():
     """Figures of the size that a real evaluation has: five players, 15 cells, ten modes."""
     rng, players = np.random.default_rng(0), {}
     for name, base, seconds in (
-        ("policy", 0.9, 3.1), ("random", 0.02, 9.5), ("rules", 0.5, 6.2), ("diagnoser", 0.63, 5.4), ("oracle", 0.98, 2.2),
+        ("policy", 0.9, 3.1), ("random", 0.02, 9.5), ("rules", 0.5, 6.2), ("diagnoser", 0.63, 5.4),
+        ("oracle", 0.98, 2.2),
     ):  # fmt: skip
         players[name] = {
             **share(rng, base),
