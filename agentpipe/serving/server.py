@@ -111,7 +111,10 @@ class TritonServer:
         raise ServiceError(f"Triton is not ready in time: {self._log_end()}", remedy="give it more time")
 
     def _log_end(self) -> str:
-        return self.log_path.read_text(errors="replace")[-3_000:].strip()
+        """What the log says of errors: those lines, else its last ones."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith(("E", "error:")) or "UNAVAILABLE" in line]
+        return "\n".join(errors or lines[-20:])[-3_000:].strip()
 
     def stop(self) -> None:
         """Stops the server and removes what it left in shared memory; a second call does nothing."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -218,7 +217,7 @@ def test_a_configuration_that_does_not_fit_the_graph_is_refused(bundle_copy, cha
     change_config(bundle_copy, change)
     with pytest.raises(BundleError, match=match) as caught:
         verify_bundle(bundle_copy)
-    assert caught.value.where["file"] == Path("policy/config.pbtxt")
+    assert str(caught.value.where["file"]) == "policy/config.pbtxt"
 
 
 def test_a_configuration_that_is_not_one_is_refused(bundle_copy):
@@ -243,7 +242,7 @@ def test_a_fixed_batch_is_refused(bundle_copy):
         dimension.dim_value = 1
 
     change_graph(bundle_copy, fix)
-    with pytest.raises(BundleError, match="batch dimension is fixed|not a valid ONNX"):
+    with pytest.raises(BundleError, match=r"batch dimension is fixed|not a valid ONNX"):
         verify_bundle(bundle_copy)
 
 

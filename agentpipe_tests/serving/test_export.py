@@ -29,13 +29,10 @@ def exported(tmp_path_factory):
 
 def test_graph_has_the_named_tensors_with_a_symbolic_batch(exported):
     graph = onnx.load(exported.path).graph
-    shapes = {
-        value.name: (
-            value.type.tensor_type.elem_type,
-            [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim],
-        )
-        for value in (*graph.input, *graph.output)
-    }
+    shapes = {}
+    for value in (*graph.input, *graph.output):
+        tensor = value.type.tensor_type
+        shapes[value.name] = (tensor.elem_type, [dim.dim_param or dim.dim_value for dim in tensor.shape.dim])
     batch = shapes["observation"][1][0]
     assert isinstance(batch, str)
     assert shapes == {

@@ -1,0 +1,142 @@
+"""Bundles in a real Triton server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from agentpipe.errors import EmptyMaskError, ServiceError
+from agentpipe.serving.bundle import build_bundle
+from agentpipe.serving.client import PolicyClient
+from agentpipe.serving.parity import compare, synthetic_inputs
+from agentpipe.serving.publish import publish_version, withdraw_version
+from agentpipe.serving.runtime import run_module
+from agentpipe.serving.server import TritonServer, check_in_server, install_triton
+from agentpipe.serving.triton_config import config_text, read_config
+
+from .conftest import make_package
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def triton():
+    try:
+        return install_triton()
+    except ServiceError as error:
+        pytest.skip(f"no Triton here: {error}")
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    return synthetic_inputs(192, 46, count=96, seed=3)
+
+
+def ask(client, inputs):
+    served = client.act(inputs.observation, inputs.last_action, inputs.time, inputs.mask)
+    return served.action, served.probabilities, served.value
+
+
+def test_the_bundle_loads_unmodified_and_answers_like_torch(built, triton):
+    check = check_in_server(built.path, triton)
+    assert check.rows > 300
+    assert check.max_abs_probability <= 1e-5
+    assert check.max_relative_value <= 1e-5
+    assert check.action_mismatches == 0
+
+
+def test_single_requests_are_batched_and_answered_each_with_its_own(built, triton, package_dir, inputs):
+    from agentpipe.learning.package import PolicyPackage
+
+    expected = run_module(PolicyPackage.load(package_dir).module, inputs)
+    with TritonServer(built.path, triton) as server, PolicyClient(server.grpc, timeout=30.0) as client:
+
+        def one(row):
+            return ask(client, inputs.rows(slice(row, row + 1)))
+
+        with ThreadPoolExecutor(16) as threads:
+            parts = list(threads.map(one, range(len(inputs))))
+        with urllib.request.urlopen(f"http://{server.http}/v2/models/policy/stats", timeout=5) as answer:
+            statistics = json.load(answer)["model_stats"][0]
+    found = tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+    compare("served one by one", 1, expected, found, inputs.mask)
+    assert statistics["inference_count"] >= len(inputs)
+    assert statistics["execution_count"] < statistics["inference_count"] / 2
+    assert max(entry["batch_size"] for entry in statistics["batch_stats"]) >= 4
+
+
+def test_an_empty_mask_that_slips_past_the_client_comes_back_as_an_error(built, triton, inputs, monkeypatch):
+    row = inputs.rows(slice(0, 1))
+    with TritonServer(built.path, triton) as server, PolicyClient(server.grpc, timeout=30.0) as client:
+        monkeypatch.setattr(
+            "agentpipe.serving.client.prepare",
+            lambda signature, arrays: {**row.columns(), "mask": np.zeros_like(row.mask)},
+        )
+        with pytest.raises(EmptyMaskError, match="no allowed action"):
+            ask(client, row)
+
+
+def test_a_bundle_whose_configuration_does_not_fit_is_refused_by_the_server(bundle_copy, triton):
+    file = bundle_copy / "policy" / "config.pbtxt"
+    config = read_config(file)
+    config.input[0].dims[0] = 193
+    for sample in config.model_warmup:
+        sample.inputs["observation"].dims[0] = 193
+    file.write_text(config_text(config))
+    with pytest.raises(ServiceError, match="193"):
+        TritonServer(bundle_copy, triton)
+
+
+def test_a_graph_that_is_cut_short_is_refused_by_the_server(bundle_copy, triton):
+    file = bundle_copy / "policy" / "1" / "model.onnx"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ServiceError, match="model.onnx"):
+        TritonServer(bundle_copy, triton)
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(built, triton):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(ServiceError, match=f"port {port}"):
+            TritonServer(built.path, triton, grpc_port=port)
+
+
+def test_a_new_version_is_swapped_in_by_rename_without_a_failed_request(built, triton, tmp_path, inputs):
+    make_package(tmp_path / "package", seed=7)
+    other = build_bundle(tmp_path / "package", tmp_path / "out", provenance={}, evaluation={}, promotable=True)
+    live = tmp_path / "live"
+    publish_version(built.path, live)
+    with (
+        TritonServer(live, triton, control="poll", poll_seconds=1) as server,
+        PolicyClient(server.grpc, timeout=30.0) as client,
+    ):
+        before = ask(client, inputs)[1]
+        publish_version(other.path, live)
+        swapped = until(lambda: not np.allclose(ask(client, inputs)[1], before))
+        after = ask(client, inputs)[1]
+        assert swapped, "the new version is not served"
+        with PolicyClient(server.grpc, version="1", timeout=30.0) as previous:
+            np.testing.assert_array_equal(ask(previous, inputs)[1], before)
+        withdraw_version(live, "policy", 2)
+        assert until(lambda: not np.allclose(ask(client, inputs)[1], after)), "the old version is not back"
+        np.testing.assert_array_equal(ask(client, inputs)[1], before)
+        shutil.rmtree(live / "policy" / "2", ignore_errors=True)
+
+
+def until(condition, seconds=20.0):
+    """True as soon as ``condition()`` is, False after ``seconds``; an exception of a request fails the test."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
