@@ -1,0 +1,229 @@
+"""The segment-wise clipped policy gradient."""
+
+import numpy as np
+import pytest
+import torch
+
+from agentpipe.errors import EmptyMaskError, NonFiniteError
+from agentpipe.learning.network import PolicyNetwork
+from agentpipe.learning.options import NetworkOptions, PpoOptions
+from agentpipe.learning.ppo import Batch, prepare, segmented_loss, update
+from agentpipe.learning.rewards import RewardScaler
+from agentpipe.learning.rollout import Rollout, collect
+from agentpipe_tests.learning.tiny import ACTIONS, CHOICES, WIDTH, TinyPool
+
+CLIP = torch.tensor([0.15, 0.08, 0.25, 0.12])
+
+
+def network(seed=0):
+    made = PolicyNetwork(WIDTH, ACTIONS, NetworkOptions(hidden=(8, 8), action_embedding=2, time_frequencies=1))
+    made.initialise(torch.Generator().manual_seed(seed))
+    return made
+
+
+def rolled(net, size=16, steps=8, seed=0, **changes):
+    rollout = Rollout(steps, size, net.encoded_size, ACTIONS)
+    pool = TinyPool(size, seed, **changes)
+    collect(pool, net, rollout, np.random.default_rng(seed))
+    return rollout
+
+
+def batch_of(net, **changes):
+    return prepare(rolled(net, **changes), RewardScaler(changes.get("size", 16), 0.9), PpoOptions(discount=0.9))[0]
+
+
+def run(net, batch, rate=1e-3, **options):
+    optimiser = torch.optim.Adam(net.parameters(), lr=rate, fused=True)
+    return update(net, optimiser, batch, PpoOptions(**options), torch.Generator().manual_seed(0), entropy_weight=0.01)
+
+
+def test_rollout_stores_what_was_seen_and_done():
+    net = network()
+    rollout = rolled(net, size=4, steps=6)
+    pool, generator = TinyPool(4, 0), np.random.default_rng(0)
+    for t in range(6):
+        encoded = net.encode(torch.from_numpy(pool.observation), torch.from_numpy(pool.time))
+        torch.testing.assert_close(rollout.encoded[t], encoded)
+        assert rollout.segment[t].tolist() == pool.segment.tolist()
+        assert rollout.mask[t].numpy().tolist() == pool.mask.tolist()
+        logits, value = net.heads(encoded, torch.from_numpy(pool.last_action), torch.from_numpy(pool.mask))
+        expected = logits.log_softmax(1)[torch.arange(4), rollout.action[t]]
+        torch.testing.assert_close(rollout.log_probability[t], expected.detach())
+        torch.testing.assert_close(rollout.value[t], value.detach())
+        pool.step(rollout.action[t].numpy())
+        generator.random(4)
+        assert rollout.reward[t].tolist() == pool.reward.tolist()
+        assert rollout.terminated[t].tolist() == [t == 3] * 4
+
+
+def test_final_values_are_of_the_final_observation_where_truncated():
+    net = network()
+    rollout = rolled(net, size=4, steps=4, truncating=True)
+    pool = TinyPool(4, 0, truncating=True)
+    for t in range(4):
+        pool.step(rollout.action[t].numpy())
+    final = (pool.final_observation, pool.final_time, pool.final_last_action, pool.final_mask)
+    observation, time, last, mask = (torch.from_numpy(array) for array in final)
+    expected = net.heads(net.encode(observation, time), last, mask)[1].detach().numpy()
+    np.testing.assert_allclose(rollout.final_value[3], expected, rtol=1e-6)
+    assert (rollout.final_value[:3] == 0).all()
+
+
+def test_actions_of_a_rollout_obey_the_mask():
+    rollout = rolled(network(), size=64, steps=16)
+    assert rollout.mask.gather(2, rollout.action.unsqueeze(2)).all()
+
+
+def test_ratio_is_one_before_the_first_step():
+    net = network()
+    loss = segmented_loss(net, batch_of(net), CLIP, 0.01, 0.5)
+    assert loss.segment_kl.abs().max() < 1e-5
+    assert loss.segment_clipped.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("segment", "limit"), enumerate(CLIP.tolist()))
+def test_each_segment_has_its_own_clip_range(segment, limit):
+    """Beyond 1 + clip, a sample with a positive advantage adds the constant -(1 + clip) and no policy gradient."""
+    net = network()
+    whole = batch_of(net)
+    rows = (whole.segment == segment).nonzero()[:1, 0]
+    for stretch, inside in ((0.9, True), (1.1, False)):
+        batch = whole.select(rows)
+        batch.advantage = torch.ones(1)
+        batch.log_probability = batch.log_probability - np.log1p(limit * stretch)
+        loss = segmented_loss(net, batch, CLIP, 0.0, 0.0)
+        net.zero_grad()
+        loss.total.backward()
+        assert float(loss.total.detach()) == pytest.approx(-(1 + limit * stretch if inside else 1 + limit), rel=1e-5)
+        assert bool(net.actor_head.weight.grad.abs().max() > 0) == inside
+        assert loss.segment_clipped.sum() == (0 if inside else 1)
+
+
+@pytest.mark.parametrize("repeats", [1, 16, 64])
+def test_ratio_does_not_grow_with_the_length_of_a_segment(repeats):
+    """The ratio is one a sample: repeating a sample, as a longer segment would, leaves the loss as it is."""
+    net = network()
+    batch = batch_of(net).select(torch.arange(8))
+    batch.log_probability = batch.log_probability - 0.1
+    expected = segmented_loss(net, batch, CLIP, 0.01, 0.5).total
+    longer = segmented_loss(net, batch.select(torch.arange(8).repeat(repeats)), CLIP, 0.01, 0.5).total
+    torch.testing.assert_close(longer, expected)
+
+
+def test_astronomic_log_ratio_is_clamped_before_exp():
+    net = network()
+    batch = batch_of(net)
+    batch.log_probability = batch.log_probability - 1e4
+    loss = segmented_loss(net, batch, CLIP, 0.01, 0.5)
+    assert torch.isfinite(loss.total)
+    assert torch.isfinite(loss.segment_kl).all()
+
+
+@pytest.mark.parametrize(("samples", "minibatch"), [(65, 64), (1, 64), (2, 1)])
+def test_minibatch_of_one_stays_finite(samples, minibatch):
+    net = network()
+    batch = batch_of(net, size=13, steps=5)
+    figures = run(net, batch.select(torch.arange(samples)), minibatch=minibatch, epochs=2)
+    assert all(np.isfinite(value) for value in figures.losses.values())
+    assert all(torch.isfinite(parameter).all() for parameter in net.parameters())
+
+
+def test_update_raises_the_probability_of_good_actions():
+    net = network()
+    batch = batch_of(net, size=128)
+    before = segmented_loss(net, batch, CLIP, 0.0, 0.0).total
+    run(net, batch, epochs=4, minibatch=256)
+    assert segmented_loss(net, batch, CLIP, 0.0, 0.0).total < before
+
+
+def test_update_is_reproducible():
+    weights = []
+    for _ in range(2):
+        net = network()
+        run(net, batch_of(net))
+        weights.append(torch.cat([parameter.flatten() for parameter in net.parameters()]))
+    assert torch.equal(*weights)
+
+
+def test_target_kl_stops_further_epochs():
+    net = network()
+    batch = batch_of(net, size=64)
+    assert run(net, batch, rate=0.05, epochs=9, target_kl=1e-6).losses["losses/gradient_steps"] == 2
+    assert run(network(), batch, rate=0.05, epochs=9).losses["losses/gradient_steps"] == 9
+
+
+def test_gradient_norms_are_reported_for_every_layer():
+    net = network()
+    figures = run(net, batch_of(net))
+    assert set(figures.gradient_norms) == {name for name, _ in net.named_parameters()}
+    assert figures.gradient_norms["actor_head.weight"] > 0
+
+
+def test_nan_in_the_loss_stops_before_the_step():
+    net = network()
+    batch = batch_of(net)
+    batch.returns[3] = float("nan")
+    before = torch.cat([parameter.detach().flatten().clone() for parameter in net.parameters()])
+    with pytest.raises(NonFiniteError, match="not finite") as caught:
+        run(net, batch)
+    assert "field" in caught.value.where
+    assert torch.equal(before, torch.cat([parameter.detach().flatten() for parameter in net.parameters()]))
+
+
+@pytest.mark.parametrize(("field", "value"), [("observation", np.nan), ("observation", np.inf), ("reward", np.nan)])
+def test_nan_from_the_pool_names_environment_field_and_step(field, value):
+    class Broken(TinyPool):
+        def step(self, actions):
+            super().step(actions)
+            if self.episode[0] == 1:
+                getattr(self, field)[5] = value
+
+    net = network()
+    rollout = Rollout(8, 8, net.encoded_size, ACTIONS)
+    with pytest.raises(NonFiniteError) as caught:
+        collect(Broken(8), net, rollout, np.random.default_rng(0), step=100)
+    assert caught.value.where["environment"] == "tiny-5"
+    assert caught.value.where["field"] == field
+    assert caught.value.where["step"] == (103 if field == "reward" else 104)
+
+
+def test_empty_mask_from_the_pool_is_named():
+    pool, net = TinyPool(8), network()
+    pool.mask[2] = False
+    with pytest.raises(EmptyMaskError) as caught:
+        collect(pool, net, Rollout(2, 8, net.encoded_size, ACTIONS), np.random.default_rng(0))
+    assert caught.value.where["environment"] == "tiny-2"
+
+
+def test_entropy_is_over_decisions_that_had_a_choice():
+    """Uniform over three actions has entropy log 3, however many forced decisions stand beside it."""
+    net = network()
+    batch = batch_of(net).select(torch.arange(32))
+    with torch.no_grad():
+        net.actor_head.weight.zero_()
+    forced = torch.zeros(16, ACTIONS, dtype=torch.bool)
+    forced[torch.arange(16), batch.action[:16]] = True
+    batch.mask[:16] = forced
+    parts = segmented_loss(net, batch, CLIP, 0.0, 0.5).parts
+    assert float(parts[2] / parts[3]) == pytest.approx(np.log(CHOICES), rel=1e-5)
+
+
+def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return():
+    scaler = RewardScaler(2, 0.5)
+    reward = np.array([[2.0, 0.0], [2.0, 4.0]], np.float32)
+    done = np.array([[False, True], [True, False]])
+    expected = reward / np.std([2.0, 0.0, 3.0, 4.0])
+    np.testing.assert_allclose(scaler(reward, done), expected, rtol=1e-6)
+    assert scaler.running.tolist() == [0.0, 4.0]
+
+
+def test_scaled_rewards_are_clamped_to_five():
+    scaler = RewardScaler(1000, 0.9)
+    reward = np.zeros((1, 1000), np.float32)
+    reward[0, 0] = 1e6
+    assert scaler(reward, np.zeros((1, 1000), np.bool_)).max() == 5.0
+    assert scaler.clamped_share == pytest.approx(0.001)
+
+
+def test_rewards_that_never_move_are_left_alone():
+    assert RewardScaler(3, 0.9)(np.zeros((2, 3), np.float32), np.zeros((2, 3), np.bool_)).tolist() == [[0.0] * 3] * 2
