@@ -16,22 +16,32 @@ failures. A share attributed that is not well above the control means little.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentpipe.environments.layout import DISTURBANCE_KINDS
-from agentpipe.errors import CorruptError, EvaluationError, VersionError
-from agentpipe.evaluation.columns import coded, column, content_digest, read_parquet, write_parquet
+from agentpipe.environments.layout import REASONS, SEGMENTS
+from agentpipe.errors import EvaluationError
+from agentpipe.evaluation.attribution_report import FORMAT, AttributionReport, causes_markdown, same_disturbance
+from agentpipe.evaluation.causes import (
+    CAUSES,
+    PAIRS,
+    SINGLES,
+    WITNESSES,
+    cause_figures,
+    column_name,
+    decide_causes,
+    witnesses,
+)
+from agentpipe.evaluation.columns import coded, column
+from agentpipe.evaluation.holdout import identity
 from agentpipe.evaluation.rollout import RESULT_TYPES, default_builder, play_first_episodes
-from agentpipe.evaluation.statistics import group_by, rounded, success_interval
-from agentpipe.evaluation.tables import interval, markdown_table, percent
+from agentpipe.evaluation.statistics import rounded
+from agentpipe.evaluation.stored import sealed
 from agentpipe.progress import silent
-from agentpipe.storage import publish_directory, read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
     import pyarrow as pa
@@ -47,58 +57,7 @@ if TYPE_CHECKING:
 
     Bools = npt.NDArray[np.bool_]
 
-FORMAT = 1
-SINGLES = tuple((kind,) for kind in DISTURBANCE_KINDS)
-PAIRS = (("sensor", "network"), ("sensor", "load"), ("network", "load"))
-CAUSES = (*DISTURBANCE_KINDS, "compound", "policy_or_information")
-_TABLE, _SUMMARY = "attribution.parquet", "summary.json"
-
-
-def column_name(kinds: Sequence[str]) -> str:
-    """Column that holds the outcome with ``kinds`` switched off, such as ``sensor_network_off``."""
-    return "_".join((*kinds, "off"))
-
-
-@dataclass(frozen=True)
-class AttributionReport:
-    """One row per failed episode that was replayed, and what they add up to."""
-
-    table: pa.Table
-    summary: dict[str, Any]
-
-    @property
-    def digest(self) -> str:
-        """Content digest of the table and the figures."""
-        return str(self.summary["digest"])
-
-    def save(self, path: Path) -> Path:
-        """Publishes the report as the directory ``path``, whole or not at all."""
-        with publish_directory(path) as staging:
-            write_parquet(self.table, staging / _TABLE)
-            write_json(staging / _SUMMARY, self.summary)
-        return path
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Reads a saved report.
-
-        Raises:
-            CorruptError: missing, damaged, or changed since it was written.
-            VersionError: written in another format.
-        """
-        summary = read_json(path / _SUMMARY)
-        if not isinstance(summary, dict) or "digest" not in summary:
-            raise CorruptError("not an attribution summary", file=path / _SUMMARY)
-        if summary.get("format") != FORMAT:
-            found = summary.get("format")
-            raise VersionError(f"attribution format {found!r}, this program reads {FORMAT}", file=path / _SUMMARY)
-        table = read_parquet(path / _TABLE)
-        if (
-            content_digest(table, {key: value for key, value in summary.items() if key != "digest"})
-            != summary["digest"]
-        ):
-            raise CorruptError("the attribution does not match its digest", file=path, remedy="attribute again")
-        return cls(table, summary)
+__all__ = ["AttributionReport", "attribute_failures", "causes_markdown", "same_disturbance"]
 
 
 @dataclass(frozen=True)
@@ -138,18 +97,8 @@ def sample_rows(rows: npt.NDArray[np.int64], cap: int, seed: int) -> npt.NDArray
     return np.sort(np.random.default_rng(seed).choice(rows, size=cap, replace=False))
 
 
-def decide_causes(helped: dict[tuple[str, ...], Bools]) -> npt.NDArray[np.int64]:
-    """Index into :data:`CAUSES` for each episode [n] from which replays succeeded, keyed by the kinds switched off."""
-    singles = np.stack([helped[single] for single in SINGLES])
-    alone = singles.sum(axis=0)
-    any_pair = np.any([helped[pair] for pair in PAIRS], axis=0)
-    compound, rest = CAUSES.index("compound"), CAUSES.index("policy_or_information")
-    return np.select([alone == 1, alone > 1, any_pair], [singles.argmax(axis=0), compound, compound], default=rest)
-
-
 def _selected(report: EvaluationReport, name: str, environments: Sequence[EnvironmentSpec]) -> dict[str, Any]:
     """The player's rows: columns as numpy, with ``row`` = position of the environment in ``environments``."""
-    report.player(name)
     mine = column(report.table, "player") == name
     columns = {key: column(report.table, key)[mine] for key in report.table.column_names}
     position = {spec.environment_id: row for row, spec in enumerate(environments)}
@@ -191,8 +140,19 @@ def _control(replayer: _Replayer, columns: dict[str, Any], cap: int) -> dict[str
     return result
 
 
+def _same_end(columns: dict[str, Any], chosen: npt.NDArray[np.int64], again: dict[str, npt.NDArray[Any]]) -> Bools:
+    reason = np.array(REASONS)[again["reason"]] == columns["reason"][chosen]
+    segment = np.array(SEGMENTS)[again["segment"]] == columns["failed_segment"][chosen]
+    result: Bools = reason & segment
+    return result
+
+
 def _table(
-    columns: dict[str, Any], chosen: npt.NDArray[np.int64], same: Bools, helped: dict[tuple[str, ...], Bools]
+    columns: dict[str, Any],
+    chosen: npt.NDArray[np.int64],
+    same: Bools,
+    helped: dict[tuple[str, ...], Bools],
+    witness: npt.NDArray[np.int64],
 ) -> pa.Table:
     import pyarrow as pa
 
@@ -211,34 +171,18 @@ def _table(
             "replayed": same,
             **{column_name(kinds): outcome for kinds, outcome in helped.items()},
             "cause": coded(cause, CAUSES),
+            "witness": coded(witness, WITNESSES),
         }
     )
 
 
-def _breakdown(labels: npt.NDArray[Any], cause: npt.NDArray[Any]) -> dict[str, dict[str, int]]:
-    return {name: {key: int(np.sum(cause[part] == key)) for key in CAUSES} for name, part in group_by(labels).items()}
-
-
-def _figures(table: pa.Table, failures: int) -> dict[str, Any]:
-    """Shares of causes over the replayed rows."""
-    replayed = column(table, "replayed")
-    cause, cluster = column(table, "cause")[replayed], column(table, "environment_id")[replayed]
-    base = {"failures": failures, "sampled": table.num_rows, "replayed": int(replayed.sum())}
-    if not cause.size:
-        status = "NO_FAILURES" if not failures else "NOT_REPLAYABLE"
-        empty = {key: {"count": 0, "share": None} for key in CAUSES}
-        return {**base, "status": status, "attributed": None, "ci95": [None, None], "causes": empty}
-    estimate = success_interval(cause != "policy_or_information", cluster)
-    counts = {key: int(np.sum(cause == key)) for key in CAUSES}
-    return {
-        **base,
-        "status": "OK",
-        "attributed": estimate.value,
-        "ci95": estimate.ci95(),
-        "causes": {key: {"count": count, "share": count / cause.size} for key, count in counts.items()},
-        "by_segment": _breakdown(column(table, "failed_segment")[replayed], cause),
-        "by_cell": _breakdown(column(table, "cell")[replayed], cause),
-    }
+def _check_conditions(report: EvaluationReport, player: Player, given: dict[str, Any]) -> None:
+    report.player(player.name)
+    evaluated = {**report.summary, "identity": report.summary["identities"][player.name]}
+    for key, value in {**given, "identity": identity(player)}.items():
+        if evaluated[key] != value:
+            message = f"the evaluation used {key} {evaluated[key]!r}, not {value!r}"
+            raise EvaluationError(message, remedy="attribute under what was evaluated, or evaluate again")
 
 
 def attribute_failures(  # noqa: PLR0913 - keyword-only, each a part of what the figures depend on
@@ -284,10 +228,7 @@ def attribute_failures(  # noqa: PLR0913 - keyword-only, each a part of what the
         "seed": seed,
         "purpose": purpose.name.lower(),
     }
-    for key, value in given.items():
-        if report.summary[key] != value:
-            message = f"the evaluation used {key} {report.summary[key]!r}, not {value!r}"
-            raise EvaluationError(message, remedy="attribute under what was evaluated, or evaluate again")
+    _check_conditions(report, player, given)
     columns = _selected(report, player.name, environments)
     columns["crc32"] = np.array([table.fingerprint(name).crc32 for name in columns["environment_id"]])
     builder = build or default_builder()
@@ -298,47 +239,15 @@ def attribute_failures(  # noqa: PLR0913 - keyword-only, each a part of what the
     again = replayer.replay(rows, episodes, ())
     same = ~again["success"] & _same_end(columns, chosen, again)
     helped = _replay_all(replayer, rows, episodes, progress)
-    result = _table(columns, chosen, same, helped)
+    result = _table(columns, chosen, same, helped, witnesses(report.table, player.name, chosen))
     figures: dict[str, Any] = rounded(
         {
             "format": FORMAT,
             "player": player.name,
             "evaluation_digest": report.digest,
             **given,
-            **_figures(result, int(failed.size)),
+            **cause_figures(result, int(failed.size)),
             "control": _control(replayer, columns, control_cap),
         }
     )
-    return AttributionReport(result, {**figures, "digest": content_digest(result, figures)})
-
-
-def _same_end(columns: dict[str, Any], chosen: npt.NDArray[np.int64], again: dict[str, npt.NDArray[Any]]) -> Bools:
-    from agentpipe.environments.layout import REASONS, SEGMENTS
-
-    reason = np.array(REASONS)[again["reason"]] == columns["reason"][chosen]
-    segment = np.array(SEGMENTS)[again["segment"]] == columns["failed_segment"][chosen]
-    result: Bools = reason & segment
-    return result
-
-
-def same_disturbance(table: pa.Table, fingerprint: str) -> pa.Table:
-    """The rows under the disturbance with this SHA-256 or CRC-32."""
-    import pyarrow as pa
-
-    name = "crc32" if len(fingerprint) == 8 else "fingerprint"
-    return table.filter(pa.array(column(table, name) == fingerprint))
-
-
-def causes_markdown(summary: dict[str, Any]) -> str:
-    """Causes with count and share, and the control, as Markdown."""
-    if summary["attributed"] is None:
-        return f"{summary['status']}: {summary['failures']:,} failures, {summary['replayed']:,} replayed."
-    rows = [
-        [name, item["count"], percent(item["share"]), percent(summary["control"].get(name, {}).get("share"))]
-        for name, item in summary["causes"].items()
-    ]
-    head = (
-        f"{percent(summary['attributed'])} ({interval(summary['ci95'])}) of {summary['replayed']:,} replayed failures "
-        f"are due to a disturbance.\n\n"
-    )
-    return head + markdown_table(["cause", "failures", "share", "control: successes lost with it off"], rows)
+    return AttributionReport(result, sealed(result, figures))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,7 +79,8 @@ def read_parquet(path: Path) -> pa.Table:
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(path, memory_map=False)
+        data = io.BytesIO(path.read_bytes())
+        return pq.ParquetFile(data).read(use_threads=False)  # the dataset reader can abort the process at its exit
     except FileNotFoundError as error:
         raise CorruptError("file is missing", file=path, remedy="evaluate again") from error
     except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:

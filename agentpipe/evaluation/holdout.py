@@ -145,6 +145,12 @@ def _check_common_episodes(results: dict[str, Results], environments: Sequence[E
             raise EvaluationError("players met different faults in the same episode", **where)
 
 
+def identity(player: Player) -> str | None:
+    """Content digest of a player that has one (its own, or its package's)."""
+    own = getattr(player, "digest", None) or getattr(getattr(player, "package", None), "digest", None)
+    return None if own is None else str(own)
+
+
 def _check_players(players: Sequence[Player]) -> None:
     names = [player.name for player in players]
     if not names or len(set(names)) != len(names):
@@ -216,6 +222,6 @@ def evaluate(  # noqa: PLR0913 - keyword-only, each a part of what the figures d
         "episodes_per_env": episodes_per_env,
         "environments": len(environments),
         "disjoint": disjoint,
-        "identities": {player.name: getattr(player, "digest", None) for player in players},
+        "identities": {player.name: identity(player) for player in players},
     }
     return EvaluationReport.build(episode_table(results, environments, table), context, durations)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from agentpipe.errors import CorruptError, EvaluationError, VersionError
-from agentpipe.evaluation.columns import content_digest, read_parquet, write_parquet
+from agentpipe.errors import EvaluationError
+from agentpipe.evaluation.stored import SUMMARY, publish_result, read_result, sealed
 from agentpipe.evaluation.summary import summarise
-from agentpipe.storage import publish_directory, read_json, write_json
+from agentpipe.storage import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = 1
-_EPISODES, _SUMMARY, _DURATIONS = "episodes.parquet", "summary.json", "durations.json"
+_NAME, _DURATIONS = "episodes", "durations.json"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class EvaluationReport:
         if not table.num_rows:
             raise EvaluationError("no episode was played", remedy="evaluate at least one environment")
         figures = {"format": FORMAT, **context, **summarise(table)}
-        return cls(table, {**figures, "digest": content_digest(table, figures)}, dict(durations))
+        return cls(table, sealed(table, figures), dict(durations))
 
     @property
     def digest(self) -> str:
@@ -66,11 +66,7 @@ class EvaluationReport:
 
     def save(self, path: Path) -> Path:
         """Publishes the report as the directory ``path`` (Parquet and JSON), whole or not at all."""
-        with publish_directory(path) as staging:
-            write_parquet(self.table, staging / _EPISODES)
-            write_json(staging / _SUMMARY, self.summary)
-            write_json(staging / _DURATIONS, self.durations)
-        return path
+        return publish_result(path, _NAME, self.table, {SUMMARY: self.summary, _DURATIONS: self.durations})
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -80,14 +76,5 @@ class EvaluationReport:
             CorruptError: missing, damaged, or changed since it was written.
             VersionError: written in another format.
         """
-        summary = read_json(path / _SUMMARY)
-        if not isinstance(summary, dict) or "digest" not in summary:
-            raise CorruptError("not an evaluation summary", file=path / _SUMMARY)
-        if summary.get("format") != FORMAT:
-            found = summary.get("format")
-            raise VersionError(f"evaluation format {found!r}, this program reads {FORMAT}", file=path / _SUMMARY)
-        table = read_parquet(path / _EPISODES)
-        figures = {key: value for key, value in summary.items() if key != "digest"}
-        if content_digest(table, figures) != summary["digest"]:
-            raise CorruptError("the evaluation does not match its digest", file=path, remedy="evaluate again")
+        table, summary = read_result(path, _NAME, FORMAT)
         return cls(table, summary, dict(read_json(path / _DURATIONS)))

@@ -4,16 +4,13 @@ import pytest
 from agentpipe.environments.layout import Purpose
 from agentpipe.errors import CorruptError, EvaluationError
 from agentpipe.evaluation.attribution import (
-    CAUSES,
-    PAIRS,
-    SINGLES,
     AttributionReport,
     attribute_failures,
     causes_markdown,
-    decide_causes,
     same_disturbance,
     sample_rows,
 )
+from agentpipe.evaluation.causes import CAUSES, PAIRS, SINGLES, decide_causes
 from agentpipe.evaluation.holdout import evaluate
 from agentpipe_tests.evaluation.fakes import (
     PROFILE,
@@ -177,6 +174,38 @@ def test_an_unknown_player_or_environment_is_refused(report):
         attribute_failures(
             report, Knowing(), HOLDOUT[:3], FakeTable(), PROFILE, seed=4, purpose=Purpose.REPORT, build=Builder()
         )
+
+
+def test_other_weights_than_those_evaluated_are_refused(report):
+    with pytest.raises(EvaluationError, match="used identity 'weights-1', not 'weights-2'"):
+        attributed(report, Knowing(digest="weights-2"))
+
+
+def test_other_players_bear_witness_to_what_no_switch_helps():
+    class Wrong(Knowing):
+        def act(self, pool):
+            decision = super().act(pool)
+            decision.actions = (pool.right + 2) % 4
+            return decision
+
+    environments, world = HOLDOUT[:10], Builder(rate=0.0)
+    for others, expected in (
+        ([Knowing("rules"), Knowing("oracle")], "another_player_succeeded"),
+        ([Wrong("rules"), Wrong("oracle")], "oracle_failed"),
+        ([Wrong("rules"), Knowing("oracle")], "none"),
+        ([Knowing("random")], "none"),  # luck proves nothing
+        ([], "none"),
+    ):
+        report = evaluate(
+            [*others, Wrong()], environments, FakeTable(), PROFILE, seed=4, purpose=Purpose.REPORT, episodes_per_env=1,
+            trained_on=TRAIN, build=world,
+        )  # fmt: skip
+        result = attribute_failures(
+            report, Wrong(), environments, FakeTable(), PROFILE, seed=4, purpose=Purpose.REPORT, build=world
+        )
+        assert result.summary["rest"] == {
+            name: 10 * (name == expected) for name in ("another_player_succeeded", "oracle_failed", "none")
+        }
 
 
 def test_one_disturbance_is_one_query(attribution):

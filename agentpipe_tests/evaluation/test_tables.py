@@ -45,7 +45,7 @@ def test_slices_have_one_row_each_and_all_players(summary):
 def test_failures_are_counted_and_shared(summary):
     text = failures_markdown(summary, "policy")
     assert "| segment | identify | 500 | 41.7 % |" in text
-    assert f"| reason | {REASONS[1]} | 400 | 33.3 % |" in text
+    assert f"| reason | {REASONS[1]} | 400 | 33.4 % |" in text
 
 
 def test_no_failures_are_said_so(summary):
