@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,29 +13,24 @@ if TYPE_CHECKING:
     from agentpipe.environments.players import Player
     from agentpipe.environments.pool import LinePool
 
+_EXPLORE: Final = 30  # channels of the pool's random numbers for players, apart from those that a base may use
+_CHOOSE: Final = 31
+
 
 class EpsilonPlayer:
     """Plays ``base``, but with probability ``epsilon`` a legal action drawn uniformly.
 
     The probability recorded is exact: epsilon / (number of legal actions), plus 1 - epsilon when the action is the one
-    that ``base`` takes. That holds for a ``base`` without randomness of its own only.
+    that ``base`` takes. That holds for a ``base`` without randomness of its own only. Draws are keyed by environment,
+    episode and step, so any episode can be played again alone.
     """
 
-    def __init__(self, base: Player, epsilon: float = 0.2, seed: int = 0) -> None:
+    def __init__(self, base: Player, epsilon: float = 0.2) -> None:
         if not 0 <= epsilon <= 1:
             raise SettingsError(f"epsilon {epsilon}", field="epsilon", remedy="choose a number from 0 to 1")
         self.base = base
         self.epsilon = epsilon
-        self.seed = seed
         self.name = f"{base.name}+{epsilon:g}"
-        self.reset()
-
-    def reset(self) -> None:
-        """Starts the random stream again."""
-        self._generator = np.random.Generator(np.random.Philox(self.seed))
-        restart = getattr(self.base, "reset", None)
-        if restart is not None:
-            restart()
 
     def act(self, pool: LinePool) -> Decision:
         """One decision for every environment of the pool.
@@ -46,19 +41,18 @@ class EpsilonPlayer:
         mask = pool.mask
         legal = mask.sum(axis=1)
         if not legal.all():
-            raise EmptyMaskError(
-                "no action is allowed", environment=int(legal.argmin()), remedy="report this simulator"
-            )
+            row = int(legal.argmin())
+            raise EmptyMaskError("no action is allowed", environment=row, remedy="report this simulator")
         preferred = np.asarray(self.base.act(pool).actions)
-        explore = self._generator.random(len(mask)) < self.epsilon
+        explore = pool.uniforms(_EXPLORE) < self.epsilon
         # The k-th legal action of each row, k uniform: the first column where the running count exceeds k.
-        k = np.minimum((self._generator.random(len(mask)) * legal).astype(np.int64), legal - 1)
+        k = np.minimum((pool.uniforms(_CHOOSE) * legal).astype(np.int64), legal - 1)
         uniform = (np.cumsum(mask, axis=1) > k[:, None]).argmax(axis=1)
         actions = np.where(explore, uniform, preferred).astype(np.int64)
         probabilities = self.epsilon / legal + np.where(actions == preferred, 1 - self.epsilon, 0.0)
         return Decision(actions, probabilities.astype(np.float32))
 
 
-def epsilon_player(base: Player, epsilon: float = 0.2, seed: int = 0) -> EpsilonPlayer:
+def epsilon_player(base: Player, epsilon: float = 0.2) -> EpsilonPlayer:
     """``base`` with ``epsilon`` of uniformly drawn legal actions; see :class:`EpsilonPlayer`."""
-    return EpsilonPlayer(base, epsilon, seed)
+    return EpsilonPlayer(base, epsilon)

@@ -110,7 +110,7 @@ class _Recorder:
         self.buffer = np.zeros((size, MAX_STEPS), dtype=writer.dtype)
         self.index = np.array([environment.index for environment in environments], dtype=np.uint32)
         self.buffer["environment"] = self.index[:, None]
-        crc = [table.fingerprint(environment.environment_id).crc32 for environment in environments]
+        crc = [int(table.fingerprint(environment.environment_id).crc32, 16) for environment in environments]
         self.buffer["fingerprint"] = np.array(crc, dtype=np.uint32)[:, None]
 
     def step(self, player: Player) -> None:
