@@ -60,7 +60,8 @@ def read(path: Path) -> DisturbanceTable:
     import pyarrow.parquet as pq
 
     try:
-        content = pq.read_table(io.BytesIO(path.read_bytes()))
+        # not read_table: its dataset threads abort the interpreter's exit now and then
+        content = pq.ParquetFile(io.BytesIO(path.read_bytes())).read(use_threads=False)
     except FileNotFoundError as error:
         raise CorruptError("the version's file is missing", file=path, remedy=_REMEDY) from error
     except (pa.ArrowException, OSError) as error:
