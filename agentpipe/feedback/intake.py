@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
@@ -25,7 +26,6 @@ from agentpipe.storage import canonical_json, digest_bytes, typed_os_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     import pyarrow as pa
 
@@ -55,13 +55,13 @@ class IntakeReport:
     rows_taken: int
     rows_already: int
     quarantined: dict[str, int]
-    decisions_path: str
-    labels_path: str
-    quarantine_path: str
+    decisions_path: Path
+    labels_path: Path
+    quarantine_path: Path
 
     def to_json(self) -> dict[str, Any]:
         """The report as a JSON object."""
-        return asdict(self)
+        return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
 
 
 def take_in(
@@ -195,9 +195,9 @@ def _report(store: Path, day: dt.date, intake: _Intake, taken: Iterable[str], wa
         rows_taken=intake.taken,
         rows_already=intake.already,
         quarantined=dict(sorted(intake.quarantined.items())),
-        decisions_path=str(day_path(store, day, "decision")),
-        labels_path=str(day_path(store, day, "label")),
-        quarantine_path=str(store / QUARANTINE),
+        decisions_path=day_path(store, day, "decision"),
+        labels_path=day_path(store, day, "label"),
+        quarantine_path=store / QUARANTINE,
     )
 
 

@@ -77,7 +77,7 @@ def test_equal_weights_give_equal_bytes_and_other_weights_others(exported, tmp_p
 
 
 def test_normalisation_is_inside_the_graph(exported):
-    """At the mean of each feature the first layer sees zeros: shifting mean and observation together changes nothing."""
+    """At the mean of each feature the first layer sees zeros: shifting mean and observation alike changes nothing."""
     session = open_session(exported.path)
     row = synthetic_inputs(5, 4, count=1)
     mean = np.array([[0.0, 10.0, -3.0, 0.5, 100.0]], dtype=np.float32)

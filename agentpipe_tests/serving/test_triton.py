@@ -97,7 +97,7 @@ def test_a_bundle_whose_configuration_does_not_fit_is_refused_by_the_server(bund
 def test_a_graph_that_is_cut_short_is_refused_by_the_server(bundle_copy, triton):
     file = bundle_copy / "policy" / "1" / "model.onnx"
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(ServiceError, match="model.onnx"):
+    with pytest.raises(ServiceError, match=r"model\.onnx"):
         TritonServer(bundle_copy, triton)
 
 
