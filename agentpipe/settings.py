@@ -61,6 +61,7 @@ class GateSettings(_Section):
     """Thresholds of the milestone gates (S18): ``_min`` and ``_max`` are passed or failed, ``_warn`` marks the alarming."""
 
     beats_random_only: bool = Field(False, description="judge nothing but that the policy beats random; not promotable")
+    random_margin: float = Field(0.05, description="least lead over random, at the lower end of its 95 % interval")
     reset_p99_ms: float = 800.0
     start_success: float = 0.992
     slow_reset_share: float = 0.05

@@ -217,8 +217,8 @@ def training_gate(figures: Mapping[str, Any], gates: GateSettings) -> tuple[Gate
 # Gate 5 ------------------------------------------------------------------------------------------------------------
 
 
-def _beats_random(summary: Mapping[str, Any], player: str) -> GateResult:
-    """The lower end of the paired difference to random must be above zero."""
+def _beats_random(summary: Mapping[str, Any], player: str, margin: float) -> GateResult:
+    """The lower end of the paired difference to random must be above ``margin``: one constant answer may beat luck."""
     paired = summary["paired"].get(f"{player}-random")
     if paired is None:
         raise EvaluationError(f"no comparison of {player!r} with random", remedy="evaluate both in one call")
@@ -226,7 +226,7 @@ def _beats_random(summary: Mapping[str, Any], player: str) -> GateResult:
     value = -math.inf if low is None else float(low)
     notes = {"difference": paired["difference"], "ci95": paired["ci95"], "environments": paired["environments"]}
     remedy = "train longer; check that rewards and masks reach the policy"
-    return GateResult(5, "beats_random", value > 0, "error", value, 0.0, remedy, notes)
+    return GateResult(5, "beats_random", value > margin, "error", value, margin, remedy, notes)
 
 
 def _success(figures: Mapping[str, Any], gates: GateSettings) -> tuple[GateResult, ...]:
@@ -283,7 +283,7 @@ def evaluation_gate(
     Raises:
         EvaluationError: the evaluation lacks ``player`` or ``random``.
     """
-    beats = _beats_random(summary, player)
+    beats = _beats_random(summary, player, gates.random_margin)
     if gates.beats_random_only:
         return (beats,)
     figures = summary["players"][player]

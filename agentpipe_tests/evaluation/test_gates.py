@@ -191,7 +191,9 @@ def test_no_failures_need_no_attribution():
     assert not evaluation_gate(evaluated(), unplayable, GATES)[-1].passed
 
 
-@pytest.mark.parametrize(("low", "passed"), [(0.001, True), (0.0, False), (-0.1, False), (None, False)])
+@pytest.mark.parametrize(
+    ("low", "passed"), [(0.051, True), (0.05, False), (0.005, False), (-0.1, False), (None, False)]
+)
 def test_the_policy_must_surely_beat_random(low, passed):
     summary = evaluated()
     summary["paired"]["policy-random"]["ci95"][0] = low
