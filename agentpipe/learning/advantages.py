@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from agentpipe.environments.jit import entry
 from agentpipe.errors import LearningError
 
 if TYPE_CHECKING:
@@ -62,27 +62,39 @@ def generalised_advantages(
     for kind, arrays in (("float32", floats), ("bool", flags)):
         for name, (array, expected) in arrays.items():
             if array.shape != expected or array.dtype != kind or len(shape) != 2:
-                raise LearningError(f"{name} is {array.dtype}{array.shape}, expected {kind}{expected} of rank 2", field=name)
+                raise LearningError(
+                    f"{name} is {array.dtype}{array.shape}, expected {kind}{expected} of rank 2", field=name
+                )
     advantages, returns = np.empty_like(r_t), np.empty_like(r_t)
     constants = (np.float32(discount), np.float32(discount * lambda_))
     _recursion(r_t, v_t, v_last, terminated_t, truncated_t, v_final_t, *constants, advantages, returns)
     return advantages, returns
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[misc,unused-ignore]
-def _recursion(r_t, v_t, v_last, terminated_t, truncated_t, v_final_t, discount, decay, advantages, returns):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501
+@entry
+def _recursion(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913, PLR0917 - a kernel
+    r_t,  # noqa: ANN001
+    v_t,  # noqa: ANN001
+    v_last,  # noqa: ANN001
+    terminated_t,  # noqa: ANN001
+    truncated_t,  # noqa: ANN001
+    v_final_t,  # noqa: ANN001
+    discount,  # noqa: ANN001
+    decay,  # noqa: ANN001
+    advantages,  # noqa: ANN001
+    returns,  # noqa: ANN001
+):
     zero = np.float32(0.0)
     steps, size = r_t.shape
-    a_tp1 = np.zeros(size, np.float32)
     for back in range(steps):
         t = steps - 1 - back
         for n in range(size):
             done = terminated_t[t, n] or truncated_t[t, n]
-            v_tp1 = v_last[n] if t == steps - 1 else v_t[t + 1, n]
+            v_tp1 = v_last[n] if back == 0 else v_t[t + 1, n]
+            a_tp1 = zero if back == 0 or done else advantages[t + 1, n]
             if done:
                 v_tp1 = zero if terminated_t[t, n] else v_final_t[t, n]
-            a_t = r_t[t, n] + discount * v_tp1 - v_t[t, n] + (zero if done else decay * a_tp1[n])
-            a_tp1[n] = a_t
+            a_t = r_t[t, n] + discount * v_tp1 - v_t[t, n] + decay * a_tp1
             advantages[t, n] = a_t
             returns[t, n] = a_t + v_t[t, n]
 
@@ -100,8 +112,8 @@ def discounted_returns(r_t: Floats, done_t: Flags, discount: float) -> Floats:
 def normalise_by_segment(a_t: Floats, segment_t: npt.NDArray[np.int8], segments: int) -> Floats:
     """Advantages with mean 0 and standard deviation 1 within each segment (S9).
 
-    A segment with fewer than two samples has no scale of its own: it takes mean and deviation of all samples. A deviation
-    of zero leaves zeros. Never NaN, whatever the counts.
+    A segment with fewer than two samples has no scale of its own: it takes mean and deviation of all samples.
+    A deviation of zero leaves zeros. Never NaN, whatever the counts.
 
     Args:
         a_t: f32[M].

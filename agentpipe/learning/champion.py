@@ -49,8 +49,8 @@ class Champion:
 class ChampionStore:
     """The champion's pointer below ``root``.
 
-    The pointer file holds the whole history, so that pointer and history cannot disagree; it is replaced by rename under
-    an exclusive lock. Readers need no lock.
+    The pointer file holds the whole history, so that pointer and history cannot disagree; it is replaced by rename
+    under an exclusive lock. Readers need no lock.
 
     Args:
         root: directory; made at the first promotion.
@@ -120,7 +120,7 @@ class ChampionStore:
             history = self.history()
             current = history[-1].digest if history else None
             if current != expected:
-                text = f"the champion is {current or 'none'}, not {expected or 'none'}, with which the candidate was compared"
+                text = f"the champion is {current or 'none'}, the candidate was compared with {expected or 'none'}"
                 raise ChampionConflictError(text, file=self._pointer, remedy="compare with the present champion again")
             now = datetime.now(UTC).isoformat(timespec="seconds")
             champion = Champion(len(history) + 1, package, digest, current, reason, who, now, dict(figures or {}))

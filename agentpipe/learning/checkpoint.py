@@ -83,7 +83,9 @@ def load(path: Path) -> Checkpoint:
         name = f"{group}.safetensors"
         arrays[group] = unpack(required(files, name, path), path / name)
     updates, utilisation = (from_arrow(required(files, name, path), path / name) for name in (_UPDATES, _UTILISATION))
-    return Checkpoint(required(manifest, "content", path / _MANIFEST), arrays, updates, utilisation, str(manifest["digest"]))
+    return Checkpoint(
+        required(manifest, "content", path / _MANIFEST), arrays, updates, utilisation, str(manifest["digest"])
+    )
 
 
 def latest(directory: Path) -> Path | None:
@@ -127,7 +129,8 @@ def from_arrow(data: bytes, file: Path) -> list[dict[str, Any]]:
         CheckpointError: not an Arrow file.
     """
     try:
-        rows = pa.ipc.open_file(pa.py_buffer(data)).read_all().to_pylist()
+        alone = pa.ipc.IpcReadOptions(use_threads=False)
+        rows = pa.ipc.open_file(pa.py_buffer(data), options=alone).read_all().to_pylist()
     except pa.ArrowException as error:
         raise CheckpointError(f"not an Arrow file: {error}", file=file) from error
     return [{name: value for name, value in row.items() if value is not None} for row in rows]

@@ -71,7 +71,9 @@ def warm_up_gate(figures: WarmUpFigures, options: GateOptions) -> tuple[GateFigu
     norm = figures.gradient_norm_median
     return (
         at_most("2", "actor loss", figures.actor_loss, options.actor_loss, options.actor_loss_warn, remedy),
-        at_most("2", "critic mean absolute error", figures.critic_mae, options.critic_mae, options.critic_mae_warn, remedy),
+        at_most(
+            "2", "critic mean absolute error", figures.critic_mae, options.critic_mae, options.critic_mae_warn, remedy
+        ),
         at_most("2", "gradient norm median", norm, options.gradient_norm_warn, float("inf"), "lower the learning rate"),
     )
 
@@ -84,7 +86,9 @@ def training_gate(
     advantage = abs(losses.get("losses/advantage_mean", float("nan")))
     figures = [
         at_least("4", "entropy", entropy, options.entropy_min, options.entropy_stop, "raise the entropy weight"),
-        at_most("4", "advantage mean", advantage, options.advantage_mean_warn, float("inf"), "more epochs for the critic"),
+        at_most(
+            "4", "advantage mean", advantage, options.advantage_mean_warn, float("inf"), "more epochs for the critic"
+        ),
     ]
     if len(validations) >= 3:
         scores = [score for _, score in validations]

@@ -88,7 +88,9 @@ def demonstrate(
         cut.append(pool.truncated & ~pool.terminated)
         ended.append(pool.terminated | pool.truncated)
         finished += ended[-1]
-        progress("expert episodes", int(np.minimum(finished, quota)[recorded].sum()), quota * len(recorded), expert.name)
+        progress(
+            "expert episodes", int(np.minimum(finished, quota)[recorded].sum()), quota * len(recorded), expert.name
+        )
     done = np.stack(ended)
     returns = discounted_returns(scaler(np.stack(rewards), done), done, scaler.discount)
     position = np.concatenate(rows)
@@ -142,7 +144,9 @@ def clone(
     """
     samples = len(demonstrations.action)
     if samples == 0:
-        raise LearningError("the expert decided nothing", remedy="ask for at least one expert episode", field="episodes")
+        raise LearningError(
+            "the expert decided nothing", remedy="ask for at least one expert episode", field="episodes"
+        )
     optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate, eps=1e-5, fused=True)
     names, parameters = zip(*network.named_parameters(), strict=True)
     norms: list[float] = []

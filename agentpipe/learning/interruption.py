@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
 
 
 @contextlib.contextmanager
 def deferred_signals(*numbers: signal.Signals) -> Iterator[Callable[[], bool]]:
     """Holds signals back while the body runs; yields a function that tells whether one has come.
 
-    Afterwards the earlier handlers are back, and the first signal that came is delivered to them. A second signal of the
-    same kind is not held back. Outside the main thread nothing is held back, since only that one may set handlers.
+    Afterwards the earlier handlers are back, and the first signal that came is delivered to them. A second signal of
+    the same kind is not held back. Outside the main thread nothing is held back, since only that one may set handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
@@ -24,9 +24,9 @@ class Events:
         from torch.utils.tensorboard.writer import SummaryWriter
 
         directory.mkdir(parents=True, exist_ok=True)
-        self._writer: Any = SummaryWriter(str(directory), purge_step=resume_at)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(directory), purge_step=resume_at)
 
-    def __enter__(self) -> Events:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,7 +51,7 @@ class Utilisation:
         psutil.cpu_percent(None)
 
     def sample(self) -> dict[str, float]:
-        """Since the last call: ``process_cpu`` and ``machine_cpu`` (1 = one core, all cores); ``resident_mb``; ``celsius``."""
+        """``process_cpu`` (1 = one core), ``machine_cpu`` (1 = all) since the last call; ``resident_mb``, ``celsius``."""
         figures = {
             "process_cpu": self._process.cpu_percent(None) / 100.0,
             "machine_cpu": psutil.cpu_percent(None) / 100.0,

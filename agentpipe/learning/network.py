@@ -6,6 +6,7 @@ Normalisation, masking and the heads exist once, here: training, evaluation and 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -60,7 +61,7 @@ class PolicyNetwork(nn.Module):
         return self.observation_size + 2 * self.options.time_frequencies
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Orthogonal weights (gain 0.01 in the actor's head, 1 in the critic's), zero biases; from ``generator`` only."""
+        """Orthogonal weights (gain 0.01 in the actor's head, 1 in the critic's), zero biases; from ``generator``."""
         gain = nn.init.calculate_gain(self.options.activation)
         heads = {self.actor_head: 0.01, self.critic_head: 1.0}
         for module in self.modules():
@@ -96,7 +97,9 @@ class PolicyNetwork(nn.Module):
         logits = self.actor_head(actor).masked_fill(~mask, _ILLEGAL)
         return logits, self.critic_head(critic).squeeze(-1)
 
-    def forward(self, observation: Tensor, last_action: Tensor, time: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, observation: Tensor, last_action: Tensor, time: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The greedy decision.
 
         Args:
@@ -119,4 +122,4 @@ class PolicyNetwork(nn.Module):
 
 
 def _stack(hidden: tuple[int, ...]) -> nn.ModuleList:
-    return nn.ModuleList(nn.Linear(before, after) for before, after in zip(hidden, hidden[1:], strict=False))
+    return nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(hidden))

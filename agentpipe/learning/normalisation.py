@@ -75,7 +75,9 @@ class ObservationStatistics:
             NonFiniteError: a value is not finite; names row and field. Nothing is added then.
         """
         if observation.ndim != 2 or observation.shape[1] != len(self.names):
-            raise LearningError(f"observations are {observation.shape}, expected (N, {len(self.names)})", field="observation")
+            raise LearningError(
+                f"observations are {observation.shape}, expected (N, {len(self.names)})", field="observation"
+            )
         if len(observation) == 0:
             return
         batch = observation.astype(np.float64)
@@ -158,8 +160,8 @@ def gather_statistics(
         player: decides in the other environments.
         steps: pool steps; each adds ``pool.size`` observations.
         progress: told now and then.
-        random_share: share of the environments that a random legal player steers, so that states which ``player`` avoids
-            are seen too; spread evenly over the pool.
+        random_share: share of the environments that a random legal player steers, so that states which ``player``
+            avoids are seen too; spread evenly over the pool.
         seed: of the random player.
         names: of the observation features.
     """

@@ -11,6 +11,8 @@ from agentpipe.errors import SettingsError
 from agentpipe.storage import canonical_json, digest_bytes
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from agentpipe.settings import Settings
 
 Schedule = Literal["linear", "cosine", "constant"]
@@ -150,9 +152,11 @@ class TrainingOptions:
         return digest_bytes(canonical_json(as_json(self)))
 
 
-def as_json(options: Any) -> Any:
+def as_json(options: DataclassInstance) -> dict[str, Any]:
     """The options as plain JSON values."""
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(options).items()}
+    return {
+        key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(options).items()
+    }
 
 
 def network_options(content: dict[str, Any]) -> NetworkOptions:
@@ -163,12 +167,12 @@ def network_options(content: dict[str, Any]) -> NetworkOptions:
     """
     try:
         options = NetworkOptions(**{**content, "hidden": tuple(int(width) for width in content["hidden"])})
+        smallest = min(*options.hidden, options.action_embedding, options.time_frequencies)
     except (TypeError, KeyError, ValueError) as error:
         raise SettingsError(f"network options do not fit: {error}", field="network") from error
-    sizes = (*options.hidden, options.action_embedding, options.time_frequencies)
-    if not options.hidden or any(not isinstance(size, int) or size < 1 for size in sizes):
+    if smallest < 1:
         raise SettingsError("network sizes must be positive whole numbers", field="network")
-    if options.activation not in ("tanh", "relu"):
+    if options.activation not in {"tanh", "relu"}:
         raise SettingsError(f"unknown activation {options.activation!r}", field="network.activation")
     return options
 

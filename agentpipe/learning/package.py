@@ -14,7 +14,14 @@ import numpy.typing as npt
 import torch
 
 from agentpipe.environments.layout import ACTION_NAMES, OBSERVATION_NAMES, SIMULATOR_VERSION
-from agentpipe.errors import ActionError, CheckpointError, EmptyMaskError, NonFiniteError, SettingsError, SimulationError
+from agentpipe.errors import (
+    ActionError,
+    CheckpointError,
+    EmptyMaskError,
+    NonFiniteError,
+    SettingsError,
+    SimulationError,
+)
 from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.normalisation import ObservationStatistics
 from agentpipe.learning.options import as_json, network_options
@@ -64,8 +71,13 @@ class PolicyPackage:
 
     def __post_init__(self) -> None:
         sizes = (self.network.observation_size, self.network.action_count)
-        if sizes != (len(self.observation_names), len(self.action_names)) or self.statistics.names != self.observation_names:
-            raise CheckpointError(f"network of {sizes} does not fit the names of its inputs and actions", field="signature")
+        if (
+            sizes != (len(self.observation_names), len(self.action_names))
+            or self.statistics.names != self.observation_names
+        ):
+            raise CheckpointError(
+                f"network of {sizes} does not fit the names of its inputs and actions", field="signature"
+            )
         self.network.set_statistics(self.statistics)
         self.network.eval()
 
@@ -145,9 +157,9 @@ class PolicyPackage:
         mask: npt.NDArray[np.bool_],
     ) -> None:
         rows = len(observation)
-        given = {"observation": observation, "last_action": last_action, "time": time, "mask": mask}
-        for entry in self.signature["inputs"]:
-            array, name = given[entry["name"]], entry["name"]
+        given: tuple[npt.NDArray[Any], ...] = (observation, last_action, time, mask)
+        for entry, array in zip(self.signature["inputs"], given, strict=True):
+            name = entry["name"]
             if array.dtype != entry["dtype"] or array.shape != (rows, *entry["shape"]):
                 expected = f"{entry['dtype']}{(rows, *entry['shape'])}"
                 raise SimulationError(f"{name} is {array.dtype}{array.shape}, expected {expected}", field=name)

@@ -112,10 +112,12 @@ def prepare(rollout: Rollout, scaler: RewardScaler, options: PpoOptions) -> tupl
     }
 
 
-def segmented_loss(network: PolicyNetwork, batch: Batch, clip: Tensor, entropy_weight: float, value_weight: float) -> Loss:
+def segmented_loss(
+    network: PolicyNetwork, batch: Batch, clip: Tensor, entropy_weight: float, value_weight: float
+) -> Loss:
     """The clipped surrogate of Schulman et al. (2017, eq. 7) with a clip range per segment.
 
-        r        = exp(clamp(log pi(a|s) - log pi_old(a|s), ±10))         one ratio a sample, whatever the segment's length
+        r        = exp(clamp(log pi(a|s) - log pi_old(a|s), ±10))     one ratio a sample, whatever the segment's length
         L_policy = -mean min(r A, clamp(r, 1 - clip[segment], 1 + clip[segment]) A)
         L        = L_policy - entropy_weight * mean H(pi(.|s)) + value_weight * mean (V(s) - G)^2 / 2
 
@@ -188,7 +190,9 @@ def update(
             loss = segmented_loss(network, batch.select(rows), clip, entropy_weight, options.value_weight)
             optimiser.zero_grad(set_to_none=False)
             loss.total.backward()  # type: ignore[no-untyped-call]
-            step_norms = clip_gradients(parameters, options.max_gradient_norm, names=names, step=number, loss=loss.total)
+            step_norms = clip_gradients(
+                parameters, options.max_gradient_norm, names=names, step=number, loss=loss.total
+            )
             optimiser.step()
             norms += step_norms
             total_norm += float(step_norms.norm())

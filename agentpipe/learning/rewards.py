@@ -19,8 +19,8 @@ Floats = npt.NDArray[np.float32]
 class RewardScaler:
     """Scales rewards by the running standard deviation of each environment's discounted return.
 
-    The mean is not taken off: that would change which behaviour is best when episodes differ in length. Moments are merged
-    in float64 as in Chan, Golub and LeVeque (1979).
+    The mean is not taken off: that would change which behaviour is best when episodes differ in length. Moments are
+    merged in float64 as in Chan, Golub and LeVeque (1979).
 
     Args:
         size: environments N.
@@ -53,7 +53,8 @@ class RewardScaler:
         self._merge(float(seen.size), float(seen.mean()), float(np.square(seen - seen.mean()).sum()))
         scaled = r_t / np.float32(self.deviation)
         self.clamped_share = float((np.abs(scaled) > self.clamp).mean())
-        return np.clip(scaled, -self.clamp, self.clamp)
+        clamped: Floats = np.clip(scaled, -self.clamp, self.clamp)
+        return clamped
 
     def _merge(self, count: float, mean: float, m2: float) -> None:
         total = self.count + count

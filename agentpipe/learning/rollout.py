@@ -82,7 +82,10 @@ class EpisodeFigures:
             "charts/episodic_return": self.returns / self.episodes,
             "charts/episodic_length": self.steps / self.episodes,
             "charts/decision_seconds": self.decision_seconds / max(1, self.decisions),
-            **{f"episodes/{name}": int(count) / self.episodes for name, count in zip(REASONS, self.reasons, strict=True)},
+            **{
+                f"episodes/{name}": int(count) / self.episodes
+                for name, count in zip(REASONS, self.reasons, strict=True)
+            },
         }
 
 
@@ -142,9 +145,14 @@ def _decide(
 def _bootstrap(pool: LinePool, network: PolicyNetwork, rollout: Rollout, t: int, step: int) -> None:
     rows = np.flatnonzero(pool.truncated & ~pool.terminated)
     if len(rows):
-        final = (pool.final_observation, pool.final_last_action, pool.final_time, pool.final_mask)
         rollout.final_value[t, rows] = _values(
-            network, *(array[rows] for array in final), [pool.names[row] for row in rows], step
+            network,
+            pool.final_observation[rows],
+            pool.final_last_action[rows],
+            pool.final_time[rows],
+            pool.final_mask[rows],
+            [pool.names[row] for row in rows],
+            step,
         )
 
 
@@ -194,5 +202,3 @@ def require_choice(mask: npt.NDArray[np.bool_], step: int, names: Sequence[str])
     legal = mask.any(axis=1)
     if not legal.all():
         raise EmptyMaskError("no action is allowed", environment=names[int(np.argmin(legal))], field="mask", step=step)
-
-

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from agentpipe.environments.jit import entry
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[misc,unused-ignore]
+
 def sample_categorical(
     probabilities: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.int64]:
@@ -20,8 +20,16 @@ def sample_categorical(
     Returns:
         i64[N]; -1 where all probabilities are zero.
     """
+    chosen = np.empty(len(probabilities), np.int64)
+    _invert(probabilities, uniforms, chosen)
+    return chosen
+
+
+@entry
+def _invert(
+    probabilities: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64], chosen: npt.NDArray[np.int64]
+) -> None:
     rows, actions = probabilities.shape
-    chosen = np.empty(rows, np.int64)
     for row in range(rows):
         total = 0.0
         for action in range(actions):
@@ -36,4 +44,3 @@ def sample_categorical(
                 if cumulated > threshold:
                     break
         chosen[row] = pick
-    return chosen

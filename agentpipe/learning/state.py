@@ -12,7 +12,6 @@ import torch
 from agentpipe.errors import CheckpointError
 from agentpipe.learning.checkpoint import Checkpoint
 from agentpipe.learning.network import PolicyNetwork
-from agentpipe.learning.normalisation import ObservationStatistics
 from agentpipe.learning.options import TrainingOptions, as_json
 from agentpipe.learning.package import load_weights
 from agentpipe.learning.rewards import RewardScaler
@@ -21,6 +20,7 @@ from agentpipe.learning.tensors import Arrays, required, unpack
 if TYPE_CHECKING:
     from agentpipe.environments.pool import LinePool
     from agentpipe.learning.gates import WarmUpFigures
+    from agentpipe.learning.normalisation import ObservationStatistics
 
 _NAMED = {"rollouts": 1, "order": 2, "weights": 3}
 
@@ -57,15 +57,15 @@ class TrainingState:
         options: of the run.
     """
 
-    def __init__(self, statistics: ObservationStatistics, action_count: int, size: int, options: TrainingOptions) -> None:
+    def __init__(
+        self, statistics: ObservationStatistics, action_count: int, size: int, options: TrainingOptions
+    ) -> None:
         self.options = options
         self.statistics = statistics
         self.network = PolicyNetwork(len(statistics.names), action_count, options.network)
         self.network.initialise(torch.Generator().manual_seed(_seed(options.seed, "weights")))
         self.network.set_statistics(statistics)
-        self.optimiser = torch.optim.Adam(
-            self.network.parameters(), lr=options.ppo.learning_rate, eps=1e-5, fused=True
-        )
+        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=options.ppo.learning_rate, eps=1e-5, fused=True)
         self.generator = torch.Generator().manual_seed(_seed(options.seed, "order"))
         self.uniforms = np.random.Generator(np.random.PCG64(_seed(options.seed, "rollouts")))
         self.scaler = RewardScaler(size, options.ppo.discount, options.ppo.reward_clamp)
@@ -127,8 +127,10 @@ class TrainingState:
         if required(content, "options_digest", path) != self.options.digest():
             raise CheckpointError("made under other training options", file=path, field="options", remedy=remedy)
         mine = unpack(self.statistics.to_bytes(), path)
-        if any(not np.array_equal(mine[name], arrays["statistics"].get(name)) for name in mine):
-            raise CheckpointError("made with other observation statistics", file=path, field="statistics", remedy=remedy)
+        if any(not np.array_equal(mine[name], arrays["statistics"].get(name, np.empty(0))) for name in mine):
+            raise CheckpointError(
+                "made with other observation statistics", file=path, field="statistics", remedy=remedy
+            )
         load_weights(self.network, arrays["network"], path / "network.safetensors")
         self.best = {name: torch.from_numpy(array) for name, array in arrays["best"].items()}
         self.good = {name: torch.from_numpy(array) for name, array in arrays["good"].items()}
@@ -147,7 +149,9 @@ class TrainingState:
             slots = {key.rpartition("/")[2]: array for key, array in arrays.items() if key.rpartition("/")[0] == name}
             for key, array in slots.items():
                 if key != "step" and array.shape != tuple(parameter.shape):
-                    raise CheckpointError(f"optimiser state {name}/{key} has shape {array.shape}", file=file, field=name)
+                    raise CheckpointError(
+                        f"optimiser state {name}/{key} has shape {array.shape}", file=file, field=name
+                    )
             if slots:
                 state[index] = {key: torch.from_numpy(array) for key, array in slots.items()}
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state})
@@ -155,7 +159,9 @@ class TrainingState:
 
 def _seed(root: int, stream: str) -> int:
     """An own seed for each named stream."""
-    return int(np.random.SeedSequence(root, spawn_key=(_NAMED[stream],)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return int(
+        np.random.SeedSequence(root, spawn_key=(_NAMED[stream],)).generate_state(1, np.uint64)[0] >> np.uint64(1)
+    )
 
 
 def _to_numpy(weights: dict[str, torch.Tensor]) -> Arrays:

@@ -64,7 +64,7 @@ def sealed_manifest(
 
 
 def seal(directory: Path, name: str, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-    """Writes ``files`` and the sealed manifest ``name`` into ``directory``, a staging directory that the caller publishes."""
+    """Writes ``files`` and the sealed manifest ``name`` into ``directory``, which the caller publishes."""
     for file, data in files.items():
         (directory / file).write_bytes(data)
     write_json(directory / name, manifest)
@@ -100,7 +100,9 @@ def open_sealed(
         raise CheckpointError(f"not a {kind}", file=path, remedy=_REMEDY)
     if manifest.get("format") != version:
         remedy = "use the agentpipe that wrote it, or train again"
-        raise VersionError(f"{kind} format {manifest.get('format')!r}, this program reads {version}", file=path, remedy=remedy)
+        raise VersionError(
+            f"{kind} format {manifest.get('format')!r}, this program reads {version}", file=path, remedy=remedy
+        )
     files = manifest.get("files")
     if not isinstance(files, dict) or manifest.get("digest") != content_digest(manifest, unsealed):
         raise CheckpointError("the manifest does not match its digest", file=path, remedy=_REMEDY)
@@ -120,7 +122,7 @@ def _checked(directory: Path, file: str, digest: str) -> bytes:
     return data
 
 
-def required(content: Mapping[str, Any], key: str, file: Path) -> Any:
+def required(content: Mapping[str, Any], key: str, file: Path) -> Any:  # noqa: ANN401 - JSON or an array
     """``content[key]``.
 
     Raises:

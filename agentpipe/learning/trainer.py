@@ -1,4 +1,4 @@
-"""The training run, readable from top to bottom: warm-up, policy gradient, validation, checkpoints, circuit breakers."""
+"""The training run, from top to bottom: warm-up, policy gradient, validation, checkpoints, circuit breakers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TrainingResult:
     environment_steps: int
     """of the policy gradient, likewise"""
     steps_per_second: float
-    """environment steps over wall time of this process's part, everything included but the warm-up and the validations"""
+    """environment steps over wall time of all updates of this process: collecting, learning, logging"""
     seconds: float
     """wall time of this process's part, everything included"""
     warm_up: WarmUpFigures | None
@@ -111,7 +111,7 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
         progress: told after every update.
 
     Returns:
-        The best policy, published, with all figures. SIGTERM and SIGINT wait for the end of the update and the checkpoint.
+        The best policy, published, with all figures. SIGTERM and SIGINT wait for the checkpoint after the update.
 
     Raises:
         NonFiniteError: at the first NaN or infinity; the last checkpoint stays.
@@ -140,7 +140,7 @@ class _Run:
 
     events: Events
 
-    def __init__(  # noqa: PLR0913, PLR0917 - private; see train
+    def __init__(
         self,
         pool: LinePool,
         state: TrainingState,
@@ -194,16 +194,20 @@ class _Run:
                 state.counters.stopped = f"gate 2: {failed[0].name} {failed[0].value:.3g} beyond {failed[0].alarm:g}"
         if state.warm_up is None:
             self.pool.reset()
-        # After a warm-up the pool goes on from where the expert left it: its environments are out of step by then, so that
-        # every rollout holds all segments.
+        # After a warm-up the pool goes on from where the expert left it: its environments are out of step by then, so
+        # that every rollout holds all segments.
         state.good = state.weights()
         self._look()
 
     def _take_weights(self, initial: PolicyPackage) -> None:
         theirs, mine = initial.network.state_dict(), self.state.network.state_dict()
-        if {name: tensor.shape for name, tensor in theirs.items()} != {name: tensor.shape for name, tensor in mine.items()}:
+        if {name: tensor.shape for name, tensor in theirs.items()} != {
+            name: tensor.shape for name, tensor in mine.items()
+        }:
             raise LearningError(
-                "the initial policy has another network", field="network", remedy="train with the network options of the parent"
+                "the initial policy has another network",
+                field="network",
+                remedy="train with the network options of the parent",
             )
         self.state.network.load_state_dict(theirs)
 
@@ -223,7 +227,10 @@ class _Run:
                 rollout = Rollout(ppo.rollout_steps, self.pool.size, state.network.encoded_size, len(self.action_names))
             self._update(rollout)
             counters = state.counters
-            if counters.update % self.options.validate_every == 0 or counters.environment_steps >= self.options.budget_steps:
+            if (
+                counters.update % self.options.validate_every == 0
+                or counters.environment_steps >= self.options.budget_steps
+            ):
                 self._look()
             if counters.update % self.options.checkpoint_every == 0:
                 self._save()
@@ -251,9 +258,7 @@ class _Run:
         entropy_weight = ppo.entropy_weight * share_at("linear", done, ppo.final_entropy_share)
         for group in state.optimiser.param_groups:
             group["lr"] = rate
-        episodes = collect(
-            self.pool, state.network, rollout, state.uniforms, step=counters.update * ppo.rollout_steps
-        )
+        episodes = collect(self.pool, state.network, rollout, state.uniforms, step=counters.update * ppo.rollout_steps)
         collected = time.monotonic()
         batch, figures = prepare(rollout, state.scaler, ppo)
         result = update(

@@ -15,7 +15,7 @@ from agentpipe.learning.advantages import (
 
 
 def naive(reward, value, last, terminated, truncated, final, discount, lambda_):
-    """The definition, one environment at a time, in float64: every delta from t to the end of the episode, discounted."""
+    """The definition, one environment at a time, in float64: every delta from t to the end of its episode."""
     steps, size = reward.shape
     advantages = np.zeros((steps, size))
     for n in range(size):
@@ -60,7 +60,7 @@ def one_environment(reward, value, last, terminated=(), truncated=(), final=None
 
 
 def test_constant_critic_and_reward_give_the_geometric_sum():
-    """delta = 1 + 0.5 * 2 - 2 = 0 for the critic that is right; 1 + 0.5 * 0 - 0 = 1, summed with 0.5 * 0.5, for zero."""
+    """delta = 1 + 0.5 * 2 - 2 = 0 for the critic that is right; 1 + 0.5 * 0 - 0 = 1, summed with 0.25, for zero."""
     assert one_environment([1, 1, 1], [2, 2, 2], 2.0, discount=0.5, lambda_=0.5) == [0.0, 0.0, 0.0]
     assert one_environment([1, 1, 1], [0, 0, 0], 0.0, discount=0.5, lambda_=0.5) == [1.3125, 1.25, 1.0]
 
@@ -86,8 +86,8 @@ def test_lambda_is_cut_at_truncation():
 
 @pytest.mark.parametrize(("as_termination", "expected"), [(False, 10.0), (True, 3.439)])
 def test_infinite_horizon_value_is_one_over_one_minus_gamma(as_termination, expected):
-    """Reward 1 for ever, cut every four steps: V = 1/(1 - 0.9) = 10 everywhere. Taken for terminations, the cuts make the
-    first step's value 1 + 0.9 + 0.81 + 0.729 = 3.439: the wrong number that shows the fault.
+    """Reward 1 for ever, cut every four steps: V = 1/(1 - 0.9) = 10 everywhere. Taken for terminations, the cuts make
+    the first step's value 1 + 0.9 + 0.81 + 0.729 = 3.439: the wrong number that shows the fault.
     """
     truncated = np.zeros((4, 1), np.bool_)
     truncated[3] = True

@@ -13,7 +13,9 @@ def test_first_champion_then_the_next(tmp_path):
     store = ChampionStore(tmp_path)
     assert store.current() is None
     assert store.history() == ()
-    first = store.promote("aaa", "packages/aaa", expected=None, reason="first whose gates pass", figures={"success": 0.9})
+    first = store.promote(
+        "aaa", "packages/aaa", expected=None, reason="first whose gates pass", figures={"success": 0.9}
+    )
     assert (first.sequence, first.previous, first.digest) == (1, None, "aaa")
     second = store.promote("bbb", "packages/bbb", expected="aaa", reason="not worse", who="someone")
     assert store.current() == second

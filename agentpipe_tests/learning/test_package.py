@@ -89,7 +89,11 @@ def test_digest_ignores_provenance_but_not_weights():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(["package.json", "weights.safetensors", "statistics.safetensors"]), st.floats(0, 1), st.integers(0, 7))
+@given(
+    st.sampled_from(["package.json", "weights.safetensors", "statistics.safetensors"]),
+    st.floats(0, 1),
+    st.integers(0, 7),
+)
 def test_any_flipped_bit_is_found(tmp_path_factory, name, where, bit):
     root = tmp_path_factory.mktemp("flip")
     make().save(root / "p")

@@ -7,7 +7,7 @@ import torch
 from agentpipe.errors import EmptyMaskError, NonFiniteError
 from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.options import NetworkOptions, PpoOptions
-from agentpipe.learning.ppo import Batch, prepare, segmented_loss, update
+from agentpipe.learning.ppo import prepare, segmented_loss, update
 from agentpipe.learning.rewards import RewardScaler
 from agentpipe.learning.rollout import Rollout, collect
 from agentpipe_tests.learning.tiny import ACTIONS, CHOICES, WIDTH, TinyPool

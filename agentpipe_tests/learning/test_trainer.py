@@ -250,13 +250,17 @@ def test_plateau_warns():
 
 def test_warm_up_gate_has_three_verdicts(tmp_path):
     figures = run(tmp_path, tiny_options(warm_up=tiny_warm_up(), budget_steps=1), expert=TinyExpert()).warm_up
-    gate = warm_up_gate(figures, GateOptions(actor_loss=10, critic_mae=1e-9, critic_mae_warn=10, gradient_norm_warn=1e-9))
+    gate = warm_up_gate(
+        figures, GateOptions(actor_loss=10, critic_mae=1e-9, critic_mae_warn=10, gradient_norm_warn=1e-9)
+    )
     assert [figure.status for figure in gate] == ["pass", "warn", "warn"]
 
 
 def test_starts_from_a_parent(tmp_path):
     parent = run(tmp_path / "parent", tiny_options(budget_steps=512)).package
-    child = run(tmp_path / "child", tiny_options(budget_steps=1), initial=parent, parent=parent.digest, stop=lambda: True)
+    child = run(
+        tmp_path / "child", tiny_options(budget_steps=1), initial=parent, parent=parent.digest, stop=lambda: True
+    )
     assert child.package.digest == parent.digest
     assert child.package.provenance["parent"] == parent.digest
     from agentpipe.learning.options import NetworkOptions
@@ -277,7 +281,9 @@ run(Path(sys.argv[1]), tiny_options(budget_steps=10**7), progress=tell)
 
 
 def test_sigterm_ends_the_run_with_a_checkpoint(tmp_path):
-    done = subprocess.run([sys.executable, "-c", TERMINATE, str(tmp_path)], capture_output=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATE, str(tmp_path)], capture_output=True, timeout=120, check=False
+    )
     assert done.returncode == -signal.SIGTERM
     last = checkpoints.latest(tmp_path / "checkpoints")
     assert checkpoints.load(last).content["update"] == 2
@@ -291,7 +297,8 @@ def test_handlers_are_back_after_a_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "expected"), [("linear", [1.0, 0.55, 0.1]), ("cosine", [1.0, 0.55, 0.1]), ("constant", [1.0, 1.0, 1.0])]
+    ("schedule", "expected"),
+    [("linear", [1.0, 0.55, 0.1]), ("cosine", [1.0, 0.55, 0.1]), ("constant", [1.0, 1.0, 1.0])],
 )
 def test_learning_rate_schedules(schedule, expected):
     assert [share_at(schedule, done, 0.1) for done in (0.0, 0.5, 1.0)] == pytest.approx(expected)
@@ -327,4 +334,4 @@ def test_tiny_pool_snapshot_restores_its_future():
     pool.restore(snapshot)
     assert [pool.generator.random() for _ in range(3)] == draws
     assert torch.get_num_threads() >= 1
-    assert ACTIONS == len(ACTION_NAMES)
+    assert len(ACTION_NAMES) == ACTIONS

@@ -17,7 +17,7 @@ ACTION_NAMES = tuple(f"a{index}" for index in range(ACTIONS))
 
 
 class TinyPool:
-    """Four decisions an episode, one a segment; each is right when it equals the target shown (with noise) at the start.
+    """Four decisions an episode, one a segment; each is right when it equals the target that is shown (with noise).
 
     Args:
         size: N.
@@ -39,7 +39,11 @@ class TinyPool:
         self.terminated, self.truncated = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
         self.final_observation, self.final_mask = self.observation.copy(), self.mask.copy()
         self.final_last_action, self.final_time = self.last_action.copy(), self.time.copy()
-        self.target, self.total, self.episode = np.zeros(size, np.int64), np.zeros(size, np.float32), np.zeros(size, np.int64)
+        self.target, self.total, self.episode = (
+            np.zeros(size, np.int64),
+            np.zeros(size, np.float32),
+            np.zeros(size, np.int64),
+        )
         self.result_success, self.result_reason = np.zeros(size, np.bool_), np.zeros(size, np.int8)
         self.result_return, self.result_steps = np.zeros(size, np.float32), np.zeros(size, np.int32)
         self.result_decisions, self.result_decision_seconds = np.zeros(size, np.int32), np.zeros(size, np.float32)
@@ -133,7 +137,9 @@ def tiny_statistics(steps=20):
 
 
 def tiny_options(**changes):
-    ppo = PpoOptions(rollout_steps=8, epochs=2, minibatch=256, learning_rate=3e-3, discount=0.9, **changes.pop("ppo", {}))
+    ppo = PpoOptions(
+        rollout_steps=8, epochs=2, minibatch=256, learning_rate=3e-3, discount=0.9, **changes.pop("ppo", {})
+    )
     settings = {"budget_steps": 10_000, "validate_every": 2, "checkpoint_every": 1_000, "patience": None, "seed": 1}
     warm_up = changes.pop("warm_up", None)
     network = changes.pop("network", NetworkOptions(hidden=(16, 16), action_embedding=4, time_frequencies=2))
