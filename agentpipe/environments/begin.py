@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from agentpipe.environments import physics
+from agentpipe.environments.jit import inlined
 from agentpipe.environments.layout import (
     ACTION_COUNT,
     CHANNELS,
@@ -41,7 +41,7 @@ D_DEADLINE, D_LOAD, D_GROWTH, D_LIKE = C_EPISODE + 4, C_EPISODE + 5, C_EPISODE +
 D_BASE, D_DRIFT, D_STOCK, D_PEOPLE, D_SIGNATURE = (C_EPISODE + start for start in (32, 128, 224, 256, 300))
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _draw_fault(n: int, fixed: Any, hidden: Any) -> None:
     key = hidden.key[n]
     word = bits(key, 0, D_MODE)
@@ -58,7 +58,7 @@ def _draw_fault(n: int, fixed: Any, hidden: Any) -> None:
     hidden.mode[n] = mode
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _write_effect(n: int, fixed: Any, hidden: Any) -> None:
     effect = hidden.effect[n]
     effect[:] = 0.0
@@ -95,7 +95,7 @@ def _write_effect(n: int, fixed: Any, hidden: Any) -> None:
             effect[index] += spread * gain[index]
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _write_base(n: int, fixed: Any, hidden: Any) -> None:
     key = hidden.key[n]
     mode = hidden.mode[n]
@@ -124,7 +124,7 @@ def _write_base(n: int, fixed: Any, hidden: Any) -> None:
             drift[2 * pair + 1] = sigma * normal_low(word)
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _draw_plant(n: int, fixed: Any, hidden: Any, plant: Any) -> None:
     """Stock, people and deadline: drawn without looking at the fault."""
     key = hidden.key[n]
@@ -144,7 +144,7 @@ def _draw_plant(n: int, fixed: Any, hidden: Any, plant: Any) -> None:
     plant.deadline[n] = (_worst_order(n, fixed, plant) + LONGEST_REPAIR + 25.0) * (1.0 + slack)
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _worst_order(n: int, fixed: Any, plant: Any) -> float:
     """Longest over machines, parts and skills of the shortest time to have part and technician there."""
     route = fixed.route[fixed.line[n]]
@@ -168,7 +168,7 @@ def _worst_order(n: int, fixed: Any, plant: Any) -> float:
     return worst
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def begin(n: int, episode: int, fixed: Any, hidden: Any, plant: Any, visible: Any) -> None:
     """Begins ``episode`` in environment ``n``: everything is a function of root key, environment and episode."""
     key = episode_key(fixed.root[0], fixed.identity[n], episode)

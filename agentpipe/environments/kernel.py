@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from agentpipe.environments import physics
 from agentpipe.environments.begin import begin
+from agentpipe.environments.jit import entry, inlined
 from agentpipe.environments.layout import (
     A_CLOSE,
     A_DEPOT,
@@ -69,7 +69,7 @@ ACTION_SECONDS, BURST_CYCLE_SHARE = physics.ACTION_SECONDS, physics.BURST_CYCLE_
 MISHAP = physics.MISHAP_PROBABILITY
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def level(severity: float) -> int:
     """0 low, 1 medium, 2 high."""
     if severity < LOW_LIMIT:
@@ -77,7 +77,7 @@ def level(severity: float) -> int:
     return 1 if severity < HIGH_LIMIT else 2
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def depth_needed(mode: int, severity: float) -> int:
     """The shallowest repair that removes ``mode`` at ``severity``: 0 adjust, 1 repair, 2 replace."""
     if mode < PHYSICAL_MODES:
@@ -85,7 +85,7 @@ def depth_needed(mode: int, severity: float) -> int:
     return 2 if mode == SENSOR_FAILURE else 0
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _identify(n: int, action: int, now: float, hidden: Any, plant: Any, visible: Any) -> float:
     order = plant.order[n]
     first = order[ORDER_ESCALATIONS] == 0
@@ -105,7 +105,7 @@ def _identify(n: int, action: int, now: float, hidden: Any, plant: Any, visible:
     return 0.5 if mode == hidden.mode[n] else -0.5
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _assess(n: int, action: int, now: float, hidden: Any, plant: Any, visible: Any) -> float:
     order = plant.order[n]
     mode = hidden.mode[n]
@@ -125,7 +125,7 @@ def _assess(n: int, action: int, now: float, hidden: Any, plant: Any, visible: A
     return 0.3 - 0.15 * excess
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _dispatch(n: int, action: int, now: float, fixed: Any, plant: Any, visible: Any) -> float:
     order = plant.order[n]
     if action == A_EXPEDITE:
@@ -153,13 +153,13 @@ def _dispatch(n: int, action: int, now: float, fixed: Any, plant: Any, visible: 
     return reward
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _skilled(n: int, technician: int, fixed: Any, plant: Any) -> bool:
     skill = SKILL_OF_MODE[plant.order[n, ORDER_MODE]]
     return (fixed.skills[fixed.line[n], technician] >> skill) & 1 == 1
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _repair(n: int, start: float, step: int, fixed: Any, hidden: Any, plant: Any) -> float:
     """Does the ordered repair from ``start`` on; returns when it ends."""
     order = plant.order[n]
@@ -179,7 +179,7 @@ def _repair(n: int, start: float, step: int, fixed: Any, hidden: Any, plant: Any
     return start + REPAIR_SECONDS[order[ORDER_DEPTH]]
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _escalate(n: int, plant: Any, visible: Any) -> None:
     order = plant.order[n]
     if order[ORDER_VERIFIED] == 2:
@@ -192,7 +192,7 @@ def _escalate(n: int, plant: Any, visible: Any) -> None:
     visible.segment[n] = 0
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _closing(n: int, hidden: Any) -> int:
     if hidden.repaired[n] == 1:
         return SUCCESS
@@ -201,7 +201,7 @@ def _closing(n: int, hidden: Any) -> int:
     return WRONG_DEPTH if hidden.botched[n] == 1 else WRONG_DIAGNOSIS
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _finish(n: int, reason: int, segment: int, hidden: Any, plant: Any, visible: Any, result: Any) -> None:
     if reason in (WRONG_DIAGNOSIS, FALSE_REJECTION, NEEDLESS):
         segment = 0
@@ -228,7 +228,7 @@ def _finish(n: int, reason: int, segment: int, hidden: Any, plant: Any, visible:
     visible.final_time[n] = visible.time[n]
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def step_one(n: int, action: int, fixed: Any, hidden: Any, plant: Any, visible: Any, result: Any) -> None:
     """Takes ``action`` in environment ``n``; on the episode's end the next one begins in the same step."""
     plant.step[n] += 1
@@ -323,7 +323,7 @@ def step_one(n: int, action: int, fixed: Any, hidden: Any, plant: Any, visible: 
     begin(n, hidden.episode[n] + 1, fixed, hidden, plant, visible)
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@entry
 def run(low: int, high: int, actions: Any, fixed: Any, hidden: Any, plant: Any, visible: Any, result: Any) -> int:
     """Steps environments ``low`` to ``high``; returns -1, or the first environment whose action is illegal.
 
@@ -338,7 +338,7 @@ def run(low: int, high: int, actions: Any, fixed: Any, hidden: Any, plant: Any, 
     return -1
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@entry
 def run_begin(low: int, high: int, episodes: Any, fixed: Any, hidden: Any, plant: Any, visible: Any) -> None:
     """Begins episode ``episodes[n]`` in environments ``low`` to ``high``."""
     for n in range(low, high):
@@ -348,7 +348,7 @@ def run_begin(low: int, high: int, episodes: Any, fixed: Any, hidden: Any, plant
         begin(n, episodes[n], fixed, hidden, plant, visible)
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@entry
 def run_uniforms(low: int, high: int, channel: int, hidden: Any, plant: Any, out: Any) -> None:
     """Fills ``out`` with one uniform an environment, keyed by its episode, its next step and ``channel`` (0 ... 31)."""
     for n in range(low, high):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from agentpipe.environments import physics
+from agentpipe.environments.jit import inlined
 from agentpipe.environments.layout import (
     A_CLOSE,
     A_DEPOT,
@@ -63,7 +63,7 @@ PICK_SECONDS, SUPPLIER_SECONDS, EXPEDITE_FACTOR = (
 )
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def depot_seconds(n: int, depot: int, fixed: Any, plant: Any) -> float:
     """Time until the part that the declared mode needs is at the declared machine, taken from ``depot``."""
     order = plant.order[n]
@@ -73,7 +73,7 @@ def depot_seconds(n: int, depot: int, fixed: Any, plant: Any) -> float:
     return seconds * EXPEDITE_FACTOR if order[ORDER_EXPEDITED] == 1 else seconds
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def technician_seconds(n: int, technician: int, now: float, fixed: Any, plant: Any) -> float:
     """Time until ``technician`` is at the declared machine."""
     order = plant.order[n]
@@ -82,7 +82,7 @@ def technician_seconds(n: int, technician: int, now: float, fixed: Any, plant: A
     return seconds * EXPEDITE_FACTOR if order[ORDER_EXPEDITED] == 1 else seconds
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _one_hot(observation: Any, start: int, size: int, chosen: int) -> None:
     for index in range(size):
         observation[start + index] = 0.0
@@ -90,7 +90,7 @@ def _one_hot(observation: Any, start: int, size: int, chosen: int) -> None:
         observation[start + chosen] = 1.0
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _write_order(n: int, now: float, fixed: Any, plant: Any, visible: Any) -> None:
     observation = visible.observation[n]
     order = plant.order[n]
@@ -119,7 +119,7 @@ def _write_order(n: int, now: float, fixed: Any, plant: Any, visible: Any) -> No
     observation[O_ORDER + 5] = order[ORDER_RETRIES]
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _write_mask(n: int, fixed: Any, plant: Any, visible: Any) -> None:
     mask = visible.mask[n]
     order = plant.order[n]
@@ -158,7 +158,7 @@ def _write_mask(n: int, fixed: Any, plant: Any, visible: Any) -> None:
         mask[A_CLOSE] = started
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def refresh(n: int, fixed: Any, plant: Any, visible: Any) -> None:
     """Brings everything but the readings up to date in environment ``n``'s observation and mask."""
     observation = visible.observation[n]

@@ -47,10 +47,10 @@ FULL_SCALE: Final[Float32] = np.full(5, 10.0, np.float32)  # nominal over SD, wh
 LOAD_RESPONSE: Final[Float32] = np.array([1.0, 2.5, 4.0, 1.5, 3.0], np.float32)  # SDs per unit of scan-period offset
 CURRENT: Final = 2  # the channel whose jumps couple into impulses
 
-OPERATING_SCATTER: Final = 0.45  # of a healthy machine's operating point, drawn once an episode
+OPERATING_SCATTER: Final = 0.3  # of a healthy machine's operating point, drawn once an episode
 PROCESS_NOISE: Final = 0.55  # of a machine's state between two packets
-AMPLITUDE_LOW: Final = 0.45  # share of a mode's full signature at severity 0
-AMPLITUDE_RISE: Final = 0.75
+AMPLITUDE_LOW: Final = 0.55  # share of a mode's full signature at severity 0
+AMPLITUDE_RISE: Final = 0.65
 TRANSIENT_SECONDS: Final = 6.0  # decay of what raised a false alarm
 OVERLOAD_OFFSET: Final = 0.18  # added to the scan-period offset by a PLC overload
 OVERLOAD_GAIN: Final = 0.8
@@ -76,13 +76,13 @@ SKILL_OF_MODE: Final[npt.NDArray[np.int8]] = np.array([0, 0, 0, 1, 2, 0, 2, 3, 3
 
 # How far a mode reaches along the line: its signature times a channel coupling, scaled by slot. Above 1 the neighbour
 # shows more than the faulty machine itself.
-DOWN_REACH: Final[Float32] = np.array([0.3, 1.1, 0.0, 0.7, 1.25, 0.9, 1.1], np.float32)
-UP_REACH: Final[Float32] = np.array([0.2, 0.7, 0.5, 0.0, 0.3, 0.0, 0.8], np.float32)
+DOWN_REACH: Final[Float32] = np.array([1.25, 1.4, 1.3, 1.3, 1.3, 1.3, 1.3], np.float32)
+UP_REACH: Final[Float32] = np.array([0.5, 1.0, 0.9, 0.4, 0.6, 0.4, 1.0], np.float32)
 DOWN_COUPLING: Final[Float32] = np.array(
     [
-        [0.3, 0.0, 0.0, 0.0, 0.0],
+        [0.75, 0.0, 0.0, 0.0, 0.0],
         [0.0, 0.8, 0.2, 0.0, 0.0],
-        [0.0, 0.0, 0.6, 0.0, -0.3],
+        [0.0, 0.0, 0.75, 0.0, -0.3],
         [0.0, 0.0, 0.2, 1.0, 0.0],
         [0.0, 0.0, 0.3, 0.0, 1.0],
     ],

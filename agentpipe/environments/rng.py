@@ -13,8 +13,9 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 from scipy.special import ndtri
+
+from agentpipe.environments.jit import inlined
 
 CHANNELS_A_STEP: Final = 2048
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -34,7 +35,7 @@ _CELL_MASK: Final = np.uint64((1 << 20) - 1)
 _CELL_SCALE: Final = np.float32(1.0 / (1 << 20))
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def mix(x: np.uint64) -> np.uint64:
     """SplitMix64's finaliser: a bijection of 64-bit words."""
     x = (x ^ (x >> _S30)) * _M1
@@ -42,25 +43,25 @@ def mix(x: np.uint64) -> np.uint64:
     return x ^ (x >> _S31)
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def fold(key: np.uint64, word: np.uint64) -> np.uint64:
     """A key made of ``key`` and one more ``word``."""
     return mix((key ^ mix(word + _GOLDEN)) + _GOLDEN)
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def bits(key: np.uint64, step: int, channel: int) -> np.uint64:
     """The 64 random bits at counter (``step``, ``channel``), ``channel`` below 2,048."""
     return mix(key + np.uint64(step * CHANNELS_A_STEP + channel + 1) * _GOLDEN)
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def uniform(word: np.uint64) -> float:
     """A float64 in [0, 1) from the upper 53 bits of ``word``."""
     return np.float64(word >> _S11) * (1.0 / 9007199254740992.0)
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _normal32(word: np.uint64) -> np.float32:
     cell = np.int64(word >> _CELL_SHIFT)
     share = np.float32(np.int64(word & _CELL_MASK)) * _CELL_SCALE
@@ -68,19 +69,19 @@ def _normal32(word: np.uint64) -> np.float32:
     return low + (NORMAL_TABLE[cell + 1] - low) * share
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def normal_high(word: np.uint64) -> np.float32:
     """A standard normal float32 from the upper 32 bits of ``word``."""
     return _normal32(word >> _S32)
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def normal_low(word: np.uint64) -> np.float32:
     """A standard normal float32 from the lower 32 bits of ``word``, independent of :func:`normal_high`."""
     return _normal32(word & _LOW)
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def episode_key(root: np.uint64, environment: np.uint64, episode: int) -> np.uint64:
     """Key of one episode of one environment under ``root`` (see :func:`root_key`)."""
     return fold(fold(root, environment), np.uint64(episode))

@@ -62,11 +62,11 @@ class RuleThresholds:
     """samples of every machine before one is suspected"""
 
 
-def largest_deviation(pool: LinePool) -> tuple[Means, Actions, Actions]:
-    """The means f32[N, 8, 5], the machine i64[N] that deviates most and its channel i64[N]."""
+def largest_deviation(pool: LinePool) -> tuple[Means, Actions]:
+    """The historian's means f32[N, 8, 5], and the machine i64[N] one of whose channels deviates most."""
     means = pool.observation[:, O_MEAN : O_MEAN + MACHINES * CHANNELS].reshape(-1, MACHINES, CHANNELS)
     flat = np.abs(means).reshape(len(means), -1).argmax(axis=1)
-    return means, flat // CHANNELS, flat % CHANNELS
+    return means, flat // CHANNELS
 
 
 def samples_heard(pool: LinePool) -> Means:
@@ -94,19 +94,25 @@ def execute_actions(pool: LinePool) -> Actions:
     return np.where(started, choice, A_START).astype(np.int64)
 
 
-def _mode_of_channel(profile: LineProfile) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """For each channel and sign, the likeliest mode whose signature it dominates, and each mode's dominant shift."""
-    best = np.full((CHANNELS, 2), SENSOR_FAILURE, np.int64)
-    weight = np.zeros((CHANNELS, 2))
+def _fault_table(profile: LineProfile) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """The troubleshooting table: for the largest channel, its sign and the second-largest channel, the likeliest mode.
+
+    Returns:
+        i64[channel, sign, second] mode slots, and f64[modes] the size of each mode's largest shift.
+    """
+    table = np.full((CHANNELS, 2, CHANNELS), SENSOR_FAILURE, np.int64)
+    weight = np.zeros((CHANNELS, 2, CHANNELS))
     size = np.ones(len(MODES))
     for slot, mode in enumerate(profile.modes):
         shift = np.asarray(mode.shift)
-        channel = int(np.abs(shift).argmax())
-        size[slot] = max(abs(float(shift[channel])), 1e-3)
-        sign = int(shift[channel] < 0)
-        if mode.prevalence > weight[channel, sign]:
-            weight[channel, sign], best[channel, sign] = mode.prevalence, slot
-    return best, size
+        second, first = np.abs(shift).argsort()[-2:]
+        sign = int(shift[first] < 0)
+        size[slot] = max(abs(float(shift[first])), 1e-3)
+        for other in range(CHANNELS):  # an entry of its own beats one that only shares the largest channel
+            value = mode.prevalence + (1.0 if other == second else 0.0)
+            if value > weight[first, sign, other]:
+                weight[first, sign, other], table[first, sign, other] = value, slot
+    return table, size
 
 
 class RulesPlayer:
@@ -116,30 +122,31 @@ class RulesPlayer:
 
     def __init__(self, profile: LineProfile, thresholds: RuleThresholds | None = None) -> None:
         self.thresholds = thresholds or RuleThresholds()
-        self._mode_of_channel, self._size = _mode_of_channel(profile)
+        self._table, self._size = _fault_table(profile)
 
     def act(self, pool: LinePool) -> Decision:
         """One action an environment, without chance."""
-        means, suspect, channel = largest_deviation(pool)
+        means, suspect = largest_deviation(pool)
         choices = [
-            self._identify(pool, means, suspect, channel),
+            self._identify(pool, means, suspect),
             self._assess(pool, means),
             dispatch_actions(pool),
             execute_actions(pool),
         ]
         return certain(np.choose(pool.segment.astype(np.int64), choices).astype(np.int64))
 
-    def _identify(self, pool: LinePool, means: Means, suspect: Actions, channel: Actions) -> Actions:
+    def _identify(self, pool: LinePool, means: Means, suspect: Actions) -> Actions:
         limits = self.thresholds
         rows = np.arange(pool.size)
         declared = pool.observation[:, O_DECLARED_MACHINE : O_DECLARED_MACHINE + MACHINES]
         known = declared.any(axis=1)
         suspect = np.where(known, declared.argmax(axis=1), suspect)
         own = np.abs(means[rows, suspect])
-        channel = own.argmax(axis=1)
+        order = own.argsort(axis=1)
+        channel = order[:, -1]
         ranked = np.sort(own, axis=1)
         sign = (means[rows, suspect, channel] < 0).astype(np.int64)
-        mode = self._mode_of_channel[channel, sign]
+        mode = self._table[channel, sign, order[:, -2]]
         mode = np.where(ranked[:, -2] < limits.single * ranked[:, -1], SENSOR_FAILURE, mode)
         mode = np.where(pool.observation[:, O_PLC + 1] > limits.overload, PLC_OVERLOAD, mode)
         quiet = ranked[:, -1] < limits.alarm

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from agentpipe.environments import physics
+from agentpipe.environments.jit import inlined
 from agentpipe.environments.layout import (
     CHANNELS,
     FALSE_ALARM,
@@ -54,7 +54,7 @@ CURRENT, BURST_SAMPLES = physics.CURRENT, np.float32(physics.BURST_SAMPLES)
 MIN_RTO, MAX_RTO = physics.MIN_RTO, physics.MAX_RTO
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _lost(n: int, word: Any, fixed: Any, hidden: Any) -> Any:
     """One transmission over the Gilbert-Elliott channel: (lost, leftover uniform in [0, 1) when it was not)."""
     parameters = fixed.parameters[n]
@@ -71,7 +71,7 @@ def _lost(n: int, word: Any, fixed: Any, hidden: Any) -> Any:
     return False, (draw - loss) / (1.0 - loss)
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def exchange(n: int, step: int, fixed: Any, hidden: Any, plant: Any) -> Any:
     """A request and its answer, at most three tries: (seconds, delivered).
 
@@ -101,13 +101,13 @@ def exchange(n: int, step: int, fixed: Any, hidden: Any, plant: Any) -> Any:
     return seconds, False
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def severity_at(n: int, t: float, hidden: Any) -> float:
     """True severity ``t`` seconds after the alarm."""
     return hidden.severity[n] + hidden.growth[n] * t
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def scan_offset(n: int, t: float, step: int, fixed: Any, hidden: Any) -> float:
     """Relative PLC scan-period offset: AR(2) state, periodic part, random spike, and the overload fault's own part."""
     parameters = fixed.parameters[n]
@@ -121,7 +121,7 @@ def scan_offset(n: int, t: float, step: int, fixed: Any, hidden: Any) -> float:
     return offset
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def advance_load(n: int, step: int, fixed: Any, hidden: Any) -> None:
     """One step of the AR(2) process 0.7, 0.2 (S4)."""
     noise = fixed.parameters[n, LOAD_SIGMA] * normal_high(bits(hidden.key[n], step, C_LOAD))
@@ -130,12 +130,12 @@ def advance_load(n: int, step: int, fixed: Any, hidden: Any) -> None:
     hidden.offset[n, 1] = previous
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def _unit12(word: Any, field: Any) -> Any:
     return np.float32(np.int64((word >> field) & _LOW12)) * _TO_UNIT12
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def packet(
     n: int, machine: int, t: float, samples: Any, step: int, slot: int, offset: float,
     fixed: Any, hidden: Any, plant: Any, observation: Any,
@@ -210,7 +210,7 @@ def packet(
     observation[O_COUNT + machine] = np.float32(math.log2(1.0 + plant.weight[n, machine]))
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def poll(n: int, t: float, count: int, step: int, fixed: Any, hidden: Any, plant: Any, observation: Any) -> None:
     """The background poll at ``t``: ``count`` machines in turn send one packet each, which may be lost."""
     offset = scan_offset(n, t, step, fixed, hidden)
@@ -229,7 +229,7 @@ def poll(n: int, t: float, count: int, step: int, fixed: Any, hidden: Any, plant
         report_offset(n, offset, plant, observation)
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@inlined
 def report_offset(n: int, offset: float, plant: Any, observation: Any) -> None:
     """The PLC's own report of its scan offset, sent along with a packet."""
     plant.offset_sum[n] += offset

@@ -1,0 +1,35 @@
+"""The two decorators of all compiled code, and where its machine code is cached.
+
+A cached kernel is found by the digest of every source that it is made of: constants of other modules are frozen into
+machine code, so a file time alone would run yesterday's physics.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba import njit
+
+_SOURCES = ("begin", "jit", "kernel", "layout", "orders", "parameters", "physics", "rng", "sense", "state")
+
+
+def cache_directory() -> Path:
+    """``$AGENTPIPE_CACHE`` or ``~/.cache/agentpipe``, then ``numba`` and the digest of the kernels' sources."""
+    digest = hashlib.sha256(numba.__version__.encode())
+    for name in _SOURCES:
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    root = os.environ.get("AGENTPIPE_CACHE") or Path.home() / ".cache" / "agentpipe"
+    return Path(root) / "numba" / digest.hexdigest()[:16]
+
+
+numba.config.CACHE_DIR = str(cache_directory())
+
+# Without numba's reference counting (no kernel allocates), whose atomic operations cost more than the simulation itself;
+# inlined by LLVM, so that passing tuples of arrays is free.
+inlined: Any = njit(cache=True, forceinline=True, _nrt=False, error_model="numpy")
+# Entry points, called from Python threads without the interpreter lock.
+entry: Any = njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
