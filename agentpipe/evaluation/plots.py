@@ -248,9 +248,6 @@ def drift_by_cell(result: DriftResult) -> bytes:
     ax.grid(axis="y", color=GRID)
     _label_cells(ax, cells)
     overall = result.status if result.kl is None else f"{result.status}, overall {result.kl:.4f}"
-    title(
-        ax,
-        "Policy drift by cell, nats",
-        f"KL(candidate ‖ champion) on {result.rows:,} reference situations · {overall}",
-    )
+    note = f"KL(candidate ‖ champion), {result.rows:,} situations · {overall} · review above {result.limit:g} (dashed)"
+    title(ax, "Policy drift by cell, nats", note)
     return png(figure)
