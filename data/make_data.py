@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - a script, not a module of a package
 """Makes templates.csv, splits.csv and disturbances.csv; running it again gives the same bytes.
 
     python data/make_data.py                 # all three; splits.csv only gains rows, nobody moves
@@ -12,8 +13,8 @@ import hashlib
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentpipe.environments.catalog import (
     FAULT_MODES,
@@ -28,6 +29,9 @@ from agentpipe.environments.layout import PROTOCOLS, SENSOR_TYPES, TOPOLOGIES
 from agentpipe.environments.parameters import INTENSITIES, KINDS, PARAMETER_NAMES, PARAMETERS
 from agentpipe.environments.table import TableRow, table_from_rows, table_to_csv
 from agentpipe.storage import write_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FOLDER = Path(__file__).resolve().parent
 LINES, TEMPLATES = 127, 683

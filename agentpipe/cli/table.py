@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,8 @@ import typer
 from agentpipe.errors import AgentpipeError, TableError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from agentpipe.environments.table import DisturbanceTable, TableDiff
     from agentpipe.environments.table_store import Change, TableStore
 

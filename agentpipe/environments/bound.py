@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from agentpipe.environments.table import DisturbanceTable
 from agentpipe.errors import CatalogError
+
+if TYPE_CHECKING:
+    from agentpipe.environments.table import DisturbanceTable
 
 DELTA = 0.01
 EPSILON = 0.03
@@ -64,7 +67,7 @@ def generalisation_bound(constant: int, delta: float = DELTA, epsilon: float = E
 
 
 def disturbance_space(table: DisturbanceTable) -> npt.NDArray[np.float64]:
-    """The table's rows as points f64[rows, used]: parameters scaled to [0, 1] over the table, constant ones left out."""
+    """The table's rows as points f64[rows, used]: parameters scaled to [0, 1], those that never vary left out."""
     points = np.array([row.values for row in table.rows], dtype=np.float64)
     low, high = points.min(axis=0), points.max(axis=0)
     used = high > low

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from agentpipe.environments.csvio import CsvRow, read_csv
 from agentpipe.environments.datafiles import data_dir
@@ -19,6 +17,10 @@ from agentpipe.environments.layout import MACHINES, MODES, PROTOCOLS, SENSOR_TYP
 from agentpipe.environments.parameters import CELLS, INTENSITIES, KINDS, cell_name
 from agentpipe.errors import CatalogError
 from agentpipe.storage import canonical_json, digest_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
 SPLITS = ("train", "validation", "holdout")
 SHARED = "shared"  # one template: the named cells validate, the others train

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,8 @@ from agentpipe.progress import Progress, silent
 from agentpipe.storage import canonical_json, digest_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agentpipe.environments.catalog import EnvironmentSpec
     from agentpipe.environments.line_profile import LineProfile
     from agentpipe.environments.pool import LinePool
@@ -194,7 +195,7 @@ def _build(
 
 
 def _warm_up(environments: Sequence[EnvironmentSpec], table: DisturbanceTable, profile: LineProfile, seed: int) -> None:
-    """Compiles or loads the kernels, so that no measurement contains it; what fails here fails again where it counts."""
+    """Compiles or loads the kernels before anything is measured; a failure here shows again where it counts."""
     with contextlib.suppress(AgentpipeError):
         pool = _build(environments, table, profile, seed, 1)
         pool.step(random_actions(pool))

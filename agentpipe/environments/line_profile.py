@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +19,10 @@ from agentpipe.environments.datafiles import data_dir
 from agentpipe.environments.layout import CHANNELS, PHYSICAL_MODES
 from agentpipe.errors import InputError
 from agentpipe.storage import canonical_json, digest_bytes, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 PROFILE_FORMAT = 1
 STRUCTURAL_MODES = ("sensor_failure", "plc_overload", "false_alarm")

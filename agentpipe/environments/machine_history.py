@@ -8,8 +8,7 @@ reported.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,9 @@ from agentpipe.environments.history_columns import Columns, classify, plain, uni
 from agentpipe.environments.layout import CHANNELS, PHYSICAL_MODES
 from agentpipe.environments.line_profile import DEFAULT_STRUCTURAL, Channel, LineProfile, Mode
 from agentpipe.errors import MachineHistoryError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MIN_HEALTHY = 50
 MIN_MODE_ROWS = 2 * CHANNELS

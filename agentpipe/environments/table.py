@@ -9,10 +9,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +28,10 @@ from agentpipe.environments.parameters import (
 )
 from agentpipe.errors import TableError
 from agentpipe.storage import canonical_json, digest_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
 TABLE_FORMAT = 1
 KEY_COLUMNS = ("kind", "intensity", "variant")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentpipe.environments.parameters import PARAMETER_NAMES
 from agentpipe.environments.table import COLUMNS, TABLE_FORMAT, DisturbanceTable, TableRow, table_from_rows
 from agentpipe.errors import CorruptError, TableError, VersionError
 from agentpipe.storage import write_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _FORMAT_KEY = b"agentpipe.disturbance_table"
 _REMEDY = "restore the file from a backup, or roll back to another version"

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentpipe.environments import table_files
 from agentpipe.environments.datafiles import data_dir
@@ -38,6 +36,10 @@ from agentpipe.environments.table import (
 from agentpipe.environments.where import parse_where
 from agentpipe.errors import CorruptError, InputError, LockHeldError, TableError
 from agentpipe.storage import digest_bytes, home_lock, read_json, write_bytes, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 POINTER_FORMAT = 1
 LOCK_PATIENCE_S = 10.0
