@@ -88,9 +88,13 @@ def steps_per_second(by_cell: Mapping[str, float]) -> bytes:
 
 
 def training_curve(
-    steps: Sequence[float], series: Mapping[str, Sequence[float]], target: float | None = None, ylabel: str = ""
+    steps: Sequence[float],
+    series: Mapping[str, Sequence[float]],
+    target: float | None = None,
+    ylabel: str = "",
+    unit: str = "environment steps",
 ) -> bytes:
-    """One line a series over environment steps, with an optional target; NaN leaves a gap.
+    """One line a series over ``steps`` (counted in ``unit``), with an optional target; NaN leaves a gap.
 
     Raises:
         EvaluationError: no series, or one whose length differs from ``steps``.
@@ -101,7 +105,7 @@ def training_curve(
         if len(values) != len(steps):
             raise EvaluationError(f"series {name!r} has {len(values)} values for {len(steps)} steps")
     keep = thin(steps)
-    scale, unit = (
+    scale, prefix = (
         (1e6, "millions of ") if max(steps) >= 2e6 else (1e3, "thousands of ") if max(steps) >= 2e3 else (1, "")
     )
     x = np.asarray(steps, dtype=np.float64)[keep] / scale
@@ -114,7 +118,7 @@ def training_curve(
         ax.text(
             0.005, target, f"target {target:g}", transform=ax.get_yaxis_transform(), fontsize=8, color=RED, va="bottom"
         )
-    ax.set_xlabel(f"{unit}environment steps", fontsize=8, color=MUTED)
+    ax.set_xlabel(f"{prefix}{unit}", fontsize=8, color=MUTED)
     ax.grid(axis="y", color=GRID)
     ax.margins(x=0.06)
     title(ax, ylabel or ", ".join(series))
