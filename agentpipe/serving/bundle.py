@@ -19,7 +19,7 @@ from agentpipe.serving.reference import reference_inputs, write_reference
 from agentpipe.serving.signature import Signature, policy_signature
 from agentpipe.serving.triton_config import MODEL_FILE, build_config, config_text, cross_check
 from agentpipe.serving.verify import verify_bundle
-from agentpipe.storage import publish_directory, read_json, write_bytes, write_json
+from agentpipe.storage import publish_directory, read_json, typed_os_errors, write_bytes, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -127,6 +127,7 @@ def build_bundle(  # noqa: PLR0913 - each says something else of the bundle
         BundleError: bad arguments, an operator that cannot be exported, or a graph that does not fit its configuration.
         ParityError: the graph does not decide like the policy.
         CheckpointError: the package is damaged.
+        DiskFullError, HomeError: ``out_root`` cannot be written.
     """
     if promotable == bool(reasons):
         remedy = "give reasons exactly when promotable is False"
@@ -138,8 +139,10 @@ def build_bundle(  # noqa: PLR0913 - each says something else of the bundle
     progress(_STAGE, 0, 5, "load the policy package")
     package = PolicyPackage.load(package_dir)
     plan = _Plan(provenance, evaluation, promotable, reasons, model_name, version, seed)
-    out_root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".staging-bundle-", dir=out_root) as scratch:
+    with typed_os_errors(out_root):
+        out_root.mkdir(parents=True, exist_ok=True)
+        scratch_folder = tempfile.TemporaryDirectory(prefix=".staging-bundle-", dir=out_root)
+    with scratch_folder as scratch:
         draft = Path(scratch) / "bundle"
         digest = _draft(draft, package, package_dir, recorded, plan, progress)
         final = out_root / f"bundle-{digest[:16]}"

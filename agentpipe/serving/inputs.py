@@ -85,7 +85,7 @@ def recorded_inputs(shards: Sequence[Path], *, count: int = 512, seed: int = 0) 
     generator = np.random.default_rng(seed)
     parts: list[PolicyInputs] = []
     for path in shards:
-        shard = open_shard(path, check=False)
+        shard = open_shard(path)
         share = min(len(shard.records), -(-count // len(shards)))
         if share:
             rows = np.sort(generator.choice(len(shard.records), size=share, replace=False))

@@ -89,7 +89,16 @@ def install_triton(home: Path | None = None, *, progress: Progress = silent) -> 
     environment = folder / "environment"
     progress("install triton", 0, 3, "environment of the stub")
     venv.create(environment, with_pip=True)
-    pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        str(environment / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--retries",
+        "2",
+    ]
     progress("install triton", 1, 3, "onnxruntime")
     _run([*pip, "numpy<2", f"onnxruntime=={importlib.metadata.version('onnxruntime')}"])
     progress("install triton", 2, 3, WHEEL)

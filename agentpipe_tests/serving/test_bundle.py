@@ -11,7 +11,7 @@ import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from agentpipe.errors import BundleError, CheckpointError, ParityError
+from agentpipe.errors import BundleError, CheckpointError, HomeError, ParityError
 from agentpipe.serving import bundle as bundle_module
 from agentpipe.serving import layout
 from agentpipe.serving.bundle import build_bundle, gate_figures, open_bundle
@@ -140,6 +140,12 @@ def test_a_damaged_package_publishes_nothing(tmp_path):
     with pytest.raises(CheckpointError):
         build_bundle(tmp_path / "package", tmp_path / "out", promotable=True, **ARGUMENTS)
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_a_typed_error(package_dir, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(HomeError):
+        build_bundle(package_dir, tmp_path / "file" / "out", promotable=True, **ARGUMENTS)
 
 
 @pytest.mark.parametrize(
