@@ -44,7 +44,8 @@ def read_kind(store: Path, day: dt.date, kind: str) -> pa.Table:
     if not path.exists():
         return schema.empty_table()
     try:
-        table = pq.read_table(path, page_checksum_verification=True)
+        # One thread: pyarrow's pool may abort the process at its exit.
+        table = pq.ParquetFile(io.BytesIO(path.read_bytes()), page_checksum_verification=True).read(use_threads=False)
     except (pa.ArrowInvalid, OSError) as error:
         raise CorruptError(f"cannot be read: {error}", file=path, remedy="restore it from a copy") from error
     if not table.schema.equals(schema):
@@ -57,7 +58,8 @@ def write_kind(store: Path, day: dt.date, kind: str, rows: Sequence[Mapping[str,
     _, key, schema = KINDS[kind]
     table = pa.concat_tables([read_kind(store, day, kind), pa.Table.from_pylist(list(rows), schema=schema)])
     buffer = io.BytesIO()
-    pq.write_table(table.sort_by(key), buffer, compression="zstd", write_page_checksum=True)
+    ordered = table.take(pc.sort_indices(table, sort_keys=[(key, "ascending")]))
+    pq.write_table(ordered, buffer, compression="zstd", write_page_checksum=True)
     write_bytes(day_path(store, day, kind), buffer.getvalue())
 
 

@@ -80,8 +80,9 @@ def quarantine(store):
 def test_an_empty_day_has_no_rows_and_says_so(run):
     report = run()
     assert (report.decisions, report.labels, report.rows_taken, report.quarantined) == (0, 0, 0, {})
-    assert pq.read_table(report.decisions_path).num_rows == 0
-    assert pq.read_schema(report.decisions_path).equals(DECISION_TABLE)
+    stored = pq.ParquetFile(report.decisions_path)
+    assert stored.metadata.num_rows == 0
+    assert stored.schema_arrow.equals(DECISION_TABLE)
     assert run().digest == report.digest
 
 
