@@ -124,6 +124,12 @@ class TestEpsilonPlayer:
         shares = np.bincount(decision.actions, minlength=3) / pool.size
         np.testing.assert_allclose(shares, [0.1, 0.8, 0.1], atol=0.03)
 
+    def test_another_seed_explores_elsewhere_and_the_same_seed_again(self):
+        pool = CountingPool(500)
+        first, again, other = (epsilon_player(SecondAction(), 1.0, seed).act(pool).actions for seed in (0, 0, 1))
+        np.testing.assert_array_equal(first, again)
+        assert (first != other).any()
+
     def test_without_exploration_it_is_its_base(self):
         decision = epsilon_player(SecondAction(), 0.0).act(CountingPool(50))
         assert set(decision.actions) == {1}
