@@ -67,6 +67,7 @@ PART_OF_MODE, SKILL_OF_MODE = physics.PART_OF_MODE, physics.SKILL_OF_MODE
 LOW_LIMIT, HIGH_LIMIT = physics.SEVERITY_LIMITS
 ACTION_SECONDS, BURST_CYCLE_SHARE = physics.ACTION_SECONDS, physics.BURST_CYCLE_SHARE
 MISHAP = physics.MISHAP_PROBABILITY
+POLL_SHARE = physics.POLL_SHARE
 
 
 @inlined
@@ -301,7 +302,7 @@ def step_one(n: int, action: int, fixed: Any, hidden: Any, plant: Any, visible: 
         reason = STEP_LIMIT
 
     if now >= plant.next_poll[n]:
-        count = min(fixed.capacity[n], plant.window[n], fixed.machines[n])
+        count = min(fixed.capacity[n], plant.window[n], POLL_SHARE)
         poll(n, now, count, step, fixed, hidden, plant, observation)
         plant.next_poll[n] = now + cycle - (now - plant.next_poll[n]) % cycle
     visible.last_action[n] = action

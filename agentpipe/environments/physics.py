@@ -20,6 +20,8 @@ POLL_SECONDS: Final[Float32] = np.array([3.0, 1.5, 2.5, 1.0, 2.0], np.float32)
 PACKET_BITS: Final[Float32] = np.array([2_400.0, 1_600.0, 6_400.0, 1_200.0, 1_800.0], np.float32)
 assert len(POLL_SECONDS) == len(PACKET_BITS) == len(PROTOCOLS)
 
+POLL_SHARE: Final = 4  # machines polled in one cycle at most: the line in two halves
+
 # Sensor suites: own noise and first-order lag of each channel.
 TYPE_NOISE: Final[Float32] = np.array(
     [
