@@ -15,7 +15,7 @@ app = typer.Typer(
     "seen, exported to Triton.\n\nStart with `agentpipe run --profile demo`, then look at it with `agentpipe ui`.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_show_locals=False,
+    pretty_exceptions_enable=False,  # a decorated traceback of a deep stack takes minutes and gigabytes
 )
 app.command()(run)
 app.command()(evaluate)

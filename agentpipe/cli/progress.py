@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
+from typing import TextIO
 
 from agentpipe.progress import Progress
 
@@ -15,18 +17,20 @@ _EVERY_SECONDS = 5.0
 @contextlib.contextmanager
 def showing(title: str) -> Iterator[Progress]:
     """Yields a progress receiver; what is reported as ``title`` is the overall progress, the rest the current work."""
-    if sys.stderr.isatty():
-        with _bars(title) as receiver:
-            yield receiver
-    else:
-        yield _Lines(title)
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal:  # Dagster redirects the original while a step runs
+        if terminal.isatty():
+            with _bars(title, terminal) as receiver:
+                yield receiver
+        else:
+            yield _Lines(title, terminal)
 
 
 class _Lines:
     """A line for each finished part, and one every few seconds in between."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, terminal: TextIO) -> None:
         self._title = title
+        self._terminal = terminal
         self._last = time.monotonic()
         self._started = time.monotonic()
 
@@ -37,13 +41,13 @@ class _Lines:
         self._last = now
         print(  # noqa: T201 - this is the progress display
             f"[{now - self._started:6.1f} s] {stage}: {done:,} of {total:,}{f' · {note}' if note else ''}",
-            file=sys.stderr,
+            file=self._terminal,
             flush=True,
         )
 
 
 @contextlib.contextmanager
-def _bars(title: str) -> Iterator[Progress]:
+def _bars(title: str, terminal: TextIO) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress as Bars, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -55,7 +59,7 @@ def _bars(title: str) -> Iterator[Progress]:
         TimeElapsedColumn(),
         TextColumn("[dim]{task.fields[note]}"),
     )
-    with Bars(*columns, console=Console(stderr=True)) as bars:
+    with Bars(*columns, console=Console(file=terminal)) as bars:
         overall = bars.add_task(title, total=1, note="starting")
         current = bars.add_task("", total=1, note="", visible=False)
         shown = ""

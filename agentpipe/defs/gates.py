@@ -23,6 +23,7 @@ DESCRIPTIONS: dict[str, tuple[int, str]] = {
     "gradient_norm": (2, "The median gradient norm of the warm-up is not alarming."),
     "entropy": (4, "The policy still explores at the end of training."),
     "advantage_mean": (4, "The critic is not biased: raw advantages average near zero."),
+    "circuit_breaker": (4, "Training was not broken off by a collapsing policy or an exploding value loss."),
     "plateau": (4, "Validation success still rose in its last third, or had reached the target."),
     "beats_random": (5, "On the same hold-out environments the policy beats random legal actions."),
     "success": (5, "Hold-out success reaches the limit below which no bundle is made."),

@@ -13,8 +13,8 @@ class Stage:
 
     name: str
     assets: tuple[str, ...]
-    checks: tuple[str, ...] = ()
-    """Checks of assets of earlier stages that are due once this stage is done."""
+    bound: bool = False
+    """The bound of the catalogue is computed as well: it needs the whole table."""
     description: str = ""
 
 
@@ -28,7 +28,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "statistics",
         ("observation_statistics",),
-        checks=("environment_catalog",),
+        bound=True,
         description="Observation statistics over all cells, and the bound of the catalogue.",
     ),
     Stage("feedback_day", ("production_feedback",), description="Takes in the feedback of one day."),
@@ -56,8 +56,6 @@ def asset_jobs() -> list[dg.UnresolvedAssetJobDefinition]:
 
 
 def _selection(stage: Stage) -> dg.AssetSelection:
-    selection: dg.AssetSelection = dg.AssetSelection.assets(*stage.assets)
-    if not stage.checks:
-        return selection
-    due = dg.AssetSelection.checks(*(dg.AssetCheckKey(dg.AssetKey(name), "generalisation_bound") for name in stage.checks))
-    return selection | due
+    bound = dg.AssetSelection.checks(dg.AssetCheckKey(dg.AssetKey("environment_catalog"), "generalisation_bound"))
+    selection = dg.AssetSelection.assets(*stage.assets)
+    return selection | bound if stage.bound else selection - bound

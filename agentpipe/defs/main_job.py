@@ -158,7 +158,7 @@ class _Runner:
                 asset_selection=None if whole else [dg.AssetKey(asset) for asset in due],
                 tags={OURS: self.outcome.candidate},
             )
-        except dg.DagsterAssetCheckFailedError:
+        except dg.DagsterError:
             for asset in due:
                 found = self.workspace.references.find(asset, key)
                 if found is not None:

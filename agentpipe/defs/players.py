@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from agentpipe.defs.resources import Workspace
     from agentpipe.defs.scene import Scene
     from agentpipe.environments.catalog import EnvironmentSpec
+    from agentpipe.environments.line_profile import LineProfile
     from agentpipe.environments.players import Player
     from agentpipe.learning.champion import Champion
     from agentpipe.learning.package import PolicyPackage
@@ -28,11 +29,11 @@ def champion(workspace: Workspace) -> Champion | None:
     return ChampionStore(workspace.root / "champion").current()
 
 
-def rules() -> Player:
+def rules(profile: LineProfile) -> Player:
     """The rule-based player with its frozen thresholds."""
-    from agentpipe.environments.players import rules_player
+    from agentpipe.environments.rules import RulesPlayer
 
-    return rules_player()
+    return RulesPlayer(profile)
 
 
 def behaviour(workspace: Workspace) -> tuple[Player, str]:
@@ -42,7 +43,7 @@ def behaviour(workspace: Workspace) -> tuple[Player, str]:
 
     seed, current = workspace.settings.seed, champion(workspace)
     if current is None:
-        return epsilon_player(rules(), EPSILON, seed), f"rules-{SIMULATOR_VERSION}-epsilon-{EPSILON}"
+        return epsilon_player(rules(workspace.line_profile()), EPSILON), f"rules-{SIMULATOR_VERSION}-epsilon-{EPSILON}"
     from agentpipe.learning.package import PolicyPackage
     from agentpipe.learning.player import PolicyPlayer
 
@@ -52,9 +53,9 @@ def behaviour(workspace: Workspace) -> tuple[Player, str]:
 
 def expert() -> Player:
     """Whom the warm-up clones: the player that sees the hidden state."""
-    from agentpipe.environments.players import oracle_player
+    from agentpipe.environments.players import OraclePlayer
 
-    return oracle_player()
+    return OraclePlayer()
 
 
 def validator(setting: Scene) -> Callable[[PolicyPackage], float]:
@@ -75,10 +76,10 @@ def validator(setting: Scene) -> Callable[[PolicyPackage], float]:
 
 def judged_players(package: Path, setting: Scene, training: Sequence[EnvironmentSpec]) -> list[Player]:
     """The policy and those it is judged beside: random, rules, diagnoser, oracle."""
-    from agentpipe.environments.players import oracle_player, random_player
+    from agentpipe.environments.players import OraclePlayer, RandomPlayer
 
     del training
-    return [policy_player(package), random_player(setting.seed), rules(), oracle_player()]
+    return [policy_player(package), RandomPlayer(), rules(setting.profile), OraclePlayer()]
 
 
 def policy_player(package: Path) -> Player:

@@ -163,13 +163,18 @@ def plot(png: bytes, alt: str) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(f"![{alt}](data:image/png;base64,{encoded})")
 
 
-def rows(content: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
-    """A small table; what is not a scalar becomes text."""
-    records = [
-        dg.TableRecord({key: value if isinstance(value, int | float | str | None) else str(value) for key, value in row.items()})
-        for row in content
-    ]
-    return dg.MetadataValue.table(records)
+def rows(content: Sequence[Mapping[str, Any]]) -> dg.MetadataValue[Any]:
+    """A small table; what is not a scalar becomes text, what is absent is empty."""
+    if not content:
+        return dg.MetadataValue.text("none")
+    columns = list(dict.fromkeys(name for row in content for name in row))
+    return dg.MetadataValue.table([dg.TableRecord({name: _cell(row.get(name)) for name in columns}) for row in content])
+
+
+def _cell(value: object) -> str | int | float | bool:
+    if value is None:
+        return ""
+    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def purpose(name: str) -> Purpose:

@@ -101,27 +101,40 @@ def environment_pool_health(context: dg.AssetExecutionContext, workspace: Worksp
     Reset latency (distribution), start success, environment steps a second, resident memory. Figures of the clock are not
     part of the data version. What only a pool of processes has (CPU share, crashes) does not apply here.
     """
-    from agentpipe.environments.health import measure_health
+    from agentpipe.environments.health import cell_health
     from agentpipe.evaluation.run_plots import reset_latency
-    from agentpipe.storage import canonical_json, digest_bytes, write_json
+    from agentpipe.storage import write_json
 
     with step(context, workspace) as work:
         assert work.partition is not None
-        table, settings = workspace.table(work.partition), workspace.settings
-        environments = workspace.catalog().environments("train", work.partition)
-        report = measure_health(
-            environments, table, workspace.line_profile(), seed=settings.seed, progress=work.progress
-        )
+        setting, limits = scene(workspace, work.partition), workspace.settings.gates
+        environments = setting.catalog.environments("train", work.partition)
+        health = cell_health(environments, setting.table, setting.profile, seed=setting.seed, progress=work.progress)
         path = work.folder / "health.json"
-        write_json(path, report.to_json())
-        measured = report.cells[work.partition]
-        gates = health_gates(measured, settings.gates)
+        write_json(path, health.to_json())
+        measured = {
+            "start_success": health.start_success,
+            "reset_p99_ms": health.reset_quantile_ms(0.99),
+            "slow_reset_share": health.slow_reset_share(limits.reset_p99_ms),
+        }
+        gates = health_gates(measured, limits)
         return work.result(
-            data_version=digest_bytes(canonical_json([work.consumed, work.configuration, report.content])),
+            data_version=health.digest,
             path=path,
-            figures={"environments": len(environments), "table_version": table.version, **measured, "gates": figures(gates)},
+            figures={
+                "environments": len(environments),
+                "table_version": setting.table.version,
+                **measured,
+                "steps_per_second": round(health.steps_per_second),
+                "resident_mb": round(health.resident_mb, 1),
+                "pool_mb": round(health.pool_mb, 1),
+                "gates": figures(gates),
+            },
             metadata={
-                "reset_latency": plot(reset_latency(report.reset_ms, settings.gates.reset_p99_ms), "reset latency"),
+                "reset_latency": plot(reset_latency(health.reset_ms, limits.reset_p99_ms), "reset latency"),
+                "whole_pool_reset": plot(reset_latency(health.pool_reset_ms, limits.reset_p99_ms), "reset of the pool"),
+                "failures": rows([{"environment": name, "reason": reason} for name, reason in health.failures]),
+                "not_applicable": dg.MetadataValue.json(health.to_json()["not_applicable"]),
             },
             checks=[check_result(judged) for judged in gates],
         )
@@ -141,7 +154,7 @@ def observation_statistics(context: dg.AssetExecutionContext, workspace: Workspa
         environments = setting.catalog.environments("train")
         pool = setting.pool(environments, "STATISTICS")
         steps = max(1, -(-workspace.settings.evaluation.statistics_steps * 1_000 // len(environments)))
-        statistics = gather_statistics(pool, rules(), steps=steps, progress=work.progress)
+        statistics = gather_statistics(pool, rules(setting.profile), steps=steps, progress=work.progress)
         statistics.save(work.folder)
         return work.result(
             data_version=statistics.digest(),

@@ -35,10 +35,10 @@ def health_gates(figures: Mapping[str, Any], gates: "GateSettings") -> "list[Gat
 )
 def generalisation_bound(workspace: Workspace) -> dg.AssetCheckResult:
     """Computes the bound from the catalogue and the table, and says what it gives; never blocks."""
-    from agentpipe.environments.catalog import bound_report
+    from agentpipe.environments.bound import bound_report
 
     table = workspace.table()
-    report = bound_report(workspace.catalog(), table)
+    report = bound_report(len(workspace.catalog().environments("train")), table)
     return dg.AssetCheckResult(
         passed=not report.short,
         severity=dg.AssetCheckSeverity.WARN,

@@ -136,7 +136,7 @@ def policy_drift(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.
             setting.catalog.environments("train"),
             setting.table,
             setting.profile,
-            rules(),
+            rules(setting.profile),
             seed=settings.seed,
             rows=REFERENCE_ROWS,
             threads=settings.threads,

@@ -13,6 +13,7 @@ from agentpipe.defs.resources import Workspace
 from agentpipe.defs.scene import scene
 from agentpipe.defs.steps import Step, plot, step
 from agentpipe.environments.parameters import CELLS
+from agentpipe.errors import LearningError
 
 if TYPE_CHECKING:
     from agentpipe.learning.package import PolicyPackage
@@ -30,13 +31,15 @@ def policy_checkpoint(context: dg.AssetExecutionContext, workspace: Workspace) -
     """
     with step(context, workspace) as work:
         trained = _train(work)
+        if trained.reason == "interrupted":
+            raise LearningError("training was interrupted", remedy="run it again: it goes on from its last checkpoint")
         gates = training_gates(trained, workspace.settings.gates)
         package = trained.package
         return work.result(
             data_version=package.digest,
             path=trained.package_path,
             figures={
-                "best_validation": trained.best_validation,
+                "best_validation": trained.best_validation if trained.best_validation is not None else "not validated",
                 "stopped_by": trained.reason,
                 "updates": trained.updates,
                 "environment_steps": trained.environment_steps,
@@ -52,7 +55,6 @@ def policy_checkpoint(context: dg.AssetExecutionContext, workspace: Workspace) -
                 "steps_per_second": trained.steps_per_second,
                 "validation": plot(_curve(trained, workspace), "validation success"),
                 "tensorboard": dg.MetadataValue.path(str(trained.tensorboard)),
-                "update_log": dg.MetadataValue.path(str(trained.update_log)),
             },
             checks=[check_result(judged) for judged in gates],
         )
@@ -114,4 +116,5 @@ def _curve(trained: "TrainingResult", workspace: Workspace) -> bytes:
 
     updates = [update for update, _ in trained.validations]
     scores = {"validation success": [score for _, score in trained.validations]}
-    return training_curve(updates, scores, target=workspace.settings.gates.success_target, ylabel="success")
+    target = workspace.settings.gates.success_target
+    return training_curve(updates, scores, target=target, ylabel="success", unit="updates")

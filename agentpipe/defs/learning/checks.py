@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from agentpipe.settings import GateSettings
 
 WARM_UP = ("actor_loss", "critic_error", "gradient_norm")
-TRAINING = ("entropy", "advantage_mean", "plateau")
+TRAINING = ("entropy", "advantage_mean", "plateau", "circuit_breaker")
 
 
 def training_specs() -> list[dg.AssetCheckSpec]:
@@ -26,17 +27,30 @@ def training_gates(trained: TrainingResult, gates: GateSettings) -> list[GateRes
     """Gates 2 and 4 over what training measured; a warm-up that did not take place is not judged as good."""
     from agentpipe.evaluation.gates import training_gate, warmup_gate
 
-    figures: dict[str, Any] = {figure.name: figure.value for figure in trained.gates if figure.gate == "4"}
-    figures["validation_curve"] = [score for _, score in trained.validations]
+    last = trained.update_log[-1] if trained.update_log else {}
+    figures: dict[str, Any] = {
+        "entropy": last.get("losses/entropy", math.nan),
+        "advantage_mean": last.get("losses/advantage_mean", math.nan),
+        "validation_curve": [score for _, score in trained.validations],
+    }
+    trainings = [*training_gate(figures, gates), _breaker(trained)]
     warm_up = trained.warm_up
     if warm_up is None:
-        return [*not_held("no warm-up: it starts from the champion's weights"), *training_gate(figures, gates)]
+        return [*not_held("no warm-up: it starts from the champion's weights"), *trainings]
     cloned = {
         "actor_loss": warm_up.actor_loss,
         "critic_mae": warm_up.critic_mae,
         "gradient_norm_median": warm_up.gradient_norm_median,
     }
-    return [*warmup_gate(cloned, gates), *training_gate(figures, gates)]
+    return [*warmup_gate(cloned, gates), *trainings]
+
+
+def _breaker(trained: TrainingResult) -> GateResult:
+    """An open circuit breaker is an error: the last good state is kept, but nothing is built on it."""
+    from agentpipe.evaluation.gates import GateResult
+
+    good = trained.reason != "gate"
+    return GateResult(4, "circuit_breaker", good, "error", None, None, trained.explanation, {"stopped_by": trained.reason})
 
 
 def not_held(reason: str) -> list[GateResult]:
