@@ -78,17 +78,23 @@ def install_triton(home: Path | None = None, *, progress: Progress = silent) -> 
     """Installs the server (about 330 MB, from the package registry) unless it is there; an interrupted one starts over.
 
     Raises:
-        ServiceError: a package cannot be had, or the server has no stub for this Python.
+        ServiceError: a package cannot be had, the server has no stub for this Python, or this Python has no shared
+            library for the stub to load.
     """
     found = find_triton(home)
     if found is not None:
         return found
+    python_library()
     folder = _folder(home)
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     environment = folder / "environment"
     progress("install triton", 0, 3, "environment of the stub")
-    venv.create(environment, with_pip=True)
+    try:
+        venv.create(environment, with_pip=True)
+    except subprocess.CalledProcessError as error:
+        remedy = "make Python's venv module work: on Debian, apt-get install python3-venv"
+        raise ServiceError("no environment can be made for Triton's stub", file=environment, remedy=remedy) from error
     pip = [
         str(environment / "bin" / "python"),
         "-m",
@@ -130,10 +136,27 @@ def _run(command: Sequence[str]) -> None:
         raise ServiceError(f"cannot install {command[-1]}: {' '.join(last)}", remedy=remedy)
 
 
+def python_library() -> Path:
+    """The shared library of this Python, which Triton's stub process loads.
+
+    Raises:
+        ServiceError: there is none.
+    """
+    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+    folders = (Path(str(sysconfig.get_config_var("LIBDIR"))), Path(sys.base_prefix) / "lib", Path("/usr/lib"))
+    for folder in folders:
+        for candidate in (folder / name, folder / multiarch / name):
+            if candidate.exists():
+                return candidate
+    remedy = f"install it: on Debian, apt-get install libpython{sys.version_info.major}.{sys.version_info.minor}"
+    raise ServiceError(f"{name} is not here, Triton's stub needs it", remedy=remedy)
+
+
 def stub_environment(installation: TritonInstallation) -> dict[str, str]:
     """Environment variables under which the server finds the stub's Python and its library."""
     variables = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     variables["PATH"] = f"{installation.environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
-    variables["LD_LIBRARY_PATH"] = str(sysconfig.get_config_var("LIBDIR"))
+    variables["LD_LIBRARY_PATH"] = str(python_library().parent)
     variables["TMPDIR"] = tempfile.gettempdir()
     return variables
