@@ -157,7 +157,7 @@ def clone(
             loss, figures = _clone_loss(network, demonstrations, rows, value_weight)
             optimiser.zero_grad(set_to_none=False)
             loss.backward()  # type: ignore[no-untyped-call]
-            norm = clip_gradients(parameters, max_gradient_norm, names=names, step=len(norms), loss=loss).norm()
+            norm = clip_gradients(parameters, max_gradient_norm, names=names, step=len(norms), loss=loss.item()).norm()
             optimiser.step()
             norms.append(float(norm))
             sums += figures

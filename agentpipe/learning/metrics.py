@@ -51,7 +51,7 @@ class Utilisation:
         psutil.cpu_percent(None)
 
     def sample(self) -> dict[str, float]:
-        """``process_cpu`` (1 = one core), ``machine_cpu`` (1 = all) since the last call; ``resident_mb``, ``celsius``."""
+        """``process_cpu`` (1 = one core), ``machine_cpu`` (1 = all) since last time; ``resident_mb``, ``celsius``."""
         figures = {
             "process_cpu": self._process.cpu_percent(None) / 100.0,
             "machine_cpu": psutil.cpu_percent(None) / 100.0,

@@ -143,7 +143,7 @@ class TrainingOptions:
     keep_checkpoints: int = 2
     """the newest so many are kept"""
     threads: int = 1
-    """torch threads; part of the result, since sums are split by thread"""
+    """worker threads; the result does not depend on them"""
     seed: int = 0
     """root of every random stream of the training itself"""
 

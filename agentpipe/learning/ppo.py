@@ -6,21 +6,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from agentpipe.environments.layout import SEGMENTS
 from agentpipe.errors import NonFiniteError
 from agentpipe.learning.advantages import explained_variance, generalised_advantages, normalise_by_segment
+from agentpipe.learning.fused import CHOICES, ENTROPY, KL, OLD_KL, POLICY, VALUE
 
 if TYPE_CHECKING:
+    from agentpipe.learning.fused import SegmentedGradient
     from agentpipe.learning.network import PolicyNetwork
     from agentpipe.learning.options import PpoOptions
     from agentpipe.learning.rewards import RewardScaler
     from agentpipe.learning.rollout import Rollout
-
-LOG_RATIO_LIMIT = 10.0
-"""the logarithm of a probability ratio is clamped to plus and minus this before the exponential"""
 
 
 @dataclass
@@ -44,10 +44,6 @@ class Batch:
     segment: Tensor
     """i64[M]"""
 
-    def select(self, rows: Tensor) -> Batch:
-        """The samples ``rows``, copied."""
-        return Batch(*(getattr(self, name).index_select(0, rows) for name in self.__dataclass_fields__))
-
 
 @dataclass
 class UpdateFigures:
@@ -56,21 +52,6 @@ class UpdateFigures:
     losses: dict[str, float]
     gradient_norms: dict[str, float] = field(default_factory=dict)
     """mean over the update's gradient steps, before clipping, one per parameter tensor"""
-
-
-@dataclass
-class Loss:
-    """The loss of one minibatch and its parts."""
-
-    total: Tensor
-    parts: Tensor
-    """f32[6]: policy loss, value loss, sum of entropies, decisions that had a choice, approx KL, old approx KL"""
-    segment_kl: Tensor
-    """f32[S], sums over samples"""
-    segment_clipped: Tensor
-    """f32[S], clipped samples"""
-    segment_count: Tensor
-    """f32[S]"""
 
 
 def prepare(rollout: Rollout, scaler: RewardScaler, options: PpoOptions) -> tuple[Batch, dict[str, float]]:
@@ -112,50 +93,10 @@ def prepare(rollout: Rollout, scaler: RewardScaler, options: PpoOptions) -> tupl
     }
 
 
-def segmented_loss(
-    network: PolicyNetwork, batch: Batch, clip: Tensor, entropy_weight: float, value_weight: float
-) -> Loss:
-    """The clipped surrogate of Schulman et al. (2017, eq. 7) with a clip range per segment.
-
-        r        = exp(clamp(log pi(a|s) - log pi_old(a|s), ±10))     one ratio a sample, whatever the segment's length
-        L_policy = -mean min(r A, clamp(r, 1 - clip[segment], 1 + clip[segment]) A)
-        L        = L_policy - entropy_weight * mean H(pi(.|s)) + value_weight * mean (V(s) - G)^2 / 2
-
-    KL is estimated as mean((r - 1) - log r), which is never negative (Schulman, 2020).
-
-    Args:
-        network: with gradients.
-        batch: any number of samples, one included.
-        clip: f32[S].
-        entropy_weight: of the entropy bonus.
-        value_weight: of the value loss.
-    """
-    logits, value = network.heads(batch.encoded, batch.last_action, batch.mask)
-    log_probabilities = logits.log_softmax(dim=-1)
-    chosen = log_probabilities.gather(1, batch.action.unsqueeze(1)).squeeze(1)
-    log_ratio = (chosen - batch.log_probability).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    ratio = log_ratio.exp()
-    limit = clip[batch.segment]
-    clipped = torch.minimum(torch.maximum(ratio, 1.0 - limit), 1.0 + limit)
-    policy_loss = -torch.minimum(ratio * batch.advantage, clipped * batch.advantage).mean()
-    # Illegal actions: probability exactly zero times -1e9 is zero.
-    entropy = -(log_probabilities.exp() * log_probabilities).sum(dim=-1)
-    value_loss = 0.5 * (value - batch.returns).square().mean()
-    total = policy_loss - entropy_weight * entropy.mean() + value_weight * value_loss
-    with torch.no_grad():
-        kl = (ratio - 1.0) - log_ratio
-        choices = (batch.mask.sum(dim=-1) > 1).sum()
-        parts = torch.stack([policy_loss, value_loss, entropy.sum(), choices, kl.mean(), -log_ratio.mean()])
-        sums = torch.zeros(3, len(clip))
-        outside = ((ratio - 1.0).abs() > limit).float()
-        for row, amount in enumerate((kl, outside, torch.ones_like(kl))):
-            sums[row].index_add_(0, batch.segment, amount)
-    return Loss(total, parts.detach(), *sums)
-
-
 def update(
     network: PolicyNetwork,
     optimiser: torch.optim.Optimizer,
+    gradient: SegmentedGradient,
     batch: Batch,
     options: PpoOptions,
     generator: torch.Generator,
@@ -168,8 +109,9 @@ def update(
     Args:
         network: is changed.
         optimiser: over the network's parameters; its learning rate is set by the caller.
+        gradient: of ``network``.
         batch: M samples.
-        options: epochs, minibatch, clip ranges, weights.
+        options: epochs, minibatch, gradient norm.
         generator: of the order.
         entropy_weight: of this update.
         number: of this update, for error messages.
@@ -179,37 +121,33 @@ def update(
     """
     samples = len(batch.action)
     pieces = -(-samples // options.minibatch)
-    clip = torch.tensor(options.clip)
-    names, parameters = zip(*network.named_parameters(), strict=True)
-    norms, total_norm = torch.zeros(len(parameters)), 0.0
-    parts, sums, taken = torch.zeros(6), torch.zeros(3, len(clip)), 0
+    parameters = tuple(network.parameters())
+    norms, total_norm, steps = torch.zeros(len(parameters)), 0.0, 0
+    sums = np.zeros(0)
     for _ in range(options.epochs):
-        first = taken
         epoch_kl = 0.0
         for rows in torch.randperm(samples, generator=generator).tensor_split(pieces):
-            loss = segmented_loss(network, batch.select(rows), clip, entropy_weight, options.value_weight)
-            optimiser.zero_grad(set_to_none=False)
-            loss.total.backward()  # type: ignore[no-untyped-call]
+            step_sums = gradient(batch, rows, entropy_weight)
             step_norms = clip_gradients(
-                parameters, options.max_gradient_norm, names=names, step=number, loss=loss.total
+                parameters, options.max_gradient_norm, names=gradient.names, step=number, loss=float(step_sums.sum())
             )
             optimiser.step()
             norms += step_norms
             total_norm += float(step_norms.norm())
-            parts += loss.parts
-            sums += torch.stack([loss.segment_kl, loss.segment_clipped, loss.segment_count])
-            epoch_kl += float(loss.parts[4])
-            taken += 1
-        if options.target_kl is not None and epoch_kl / (taken - first) > options.target_kl:
+            sums = step_sums if steps == 0 else sums + step_sums
+            epoch_kl += float(step_sums[KL])
+            steps += 1
+        if options.target_kl is not None and epoch_kl / samples > options.target_kl:
             break
-    losses = _figures(parts, sums, taken)
-    losses["losses/gradient_norm"] = total_norm / taken
-    losses["losses/gradient_steps"] = taken
-    return UpdateFigures(losses, {name: float(norm) / taken for name, norm in zip(names, norms, strict=True)})
+    losses = _figures(sums)
+    losses["losses/gradient_norm"] = total_norm / steps
+    losses["losses/gradient_steps"] = steps
+    means = {name: float(norm) / steps for name, norm in zip(gradient.names, norms, strict=True)}
+    return UpdateFigures(losses, means)
 
 
 def clip_gradients(
-    parameters: tuple[Tensor, ...], limit: float, *, names: tuple[str, ...], step: int, loss: Tensor
+    parameters: tuple[Tensor, ...], limit: float, *, names: tuple[str, ...], step: int, loss: float
 ) -> Tensor:
     """Scales all gradients so that their joint norm is at most ``limit``; returns the norms before, f32[parameters].
 
@@ -219,7 +157,7 @@ def clip_gradients(
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norms = torch.stack([gradient.norm() for gradient in gradients])
     total = float(norms.norm())
-    if not np.isfinite(total) or not np.isfinite(float(loss.detach())):
+    if not np.isfinite(total) or not np.isfinite(loss):
         bad = [name for name, norm in zip(names, norms, strict=True) if not np.isfinite(float(norm))]
         remedy = "training stopped before the step was taken; the last checkpoint is good"
         place = f"gradient of {bad[0]}" if bad else "loss"
@@ -230,20 +168,16 @@ def clip_gradients(
     return norms
 
 
-def _figures(parts: Tensor, sums: Tensor, steps: int) -> dict[str, float]:
-    policy, value, entropy, choices, kl, old_kl = (float(part) for part in parts)
-    count = sums[2].clamp(min=1.0)
-    per_segment = {
-        f"losses/{name}/{segment}": float(figure)
-        for name, row in (("approx_kl", 0), ("clipfrac", 1))
-        for segment, figure in zip(SEGMENTS, sums[row] / count, strict=True)
-    }
+def _figures(sums: npt.NDArray[np.float64]) -> dict[str, float]:
+    kl, clipped, count = sums[OLD_KL + 1 :].reshape(3, len(SEGMENTS))
+    samples, safe = count.sum(), np.maximum(count, 1)
     return {
-        "losses/policy_loss": policy / steps,
-        "losses/value_loss": value / steps,
-        "losses/entropy": entropy / max(1.0, choices),
-        "losses/approx_kl": kl / steps,
-        "losses/old_approx_kl": old_kl / steps,
-        "losses/clipfrac": float(sums[1].sum() / sums[2].sum().clamp(min=1.0)),
-        **per_segment,
+        "losses/policy_loss": float(sums[POLICY] / samples),
+        "losses/value_loss": float(sums[VALUE] / samples),
+        "losses/entropy": float(sums[ENTROPY] / max(1.0, sums[CHOICES])),
+        "losses/approx_kl": float(sums[KL] / samples),
+        "losses/old_approx_kl": float(sums[OLD_KL] / samples),
+        "losses/clipfrac": float(clipped.sum() / samples),
+        **{f"losses/approx_kl/{name}": float(figure) for name, figure in zip(SEGMENTS, kl / safe, strict=True)},
+        **{f"losses/clipfrac/{name}": float(figure) for name, figure in zip(SEGMENTS, clipped / safe, strict=True)},
     }

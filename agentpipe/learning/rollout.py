@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
     from agentpipe.environments.pool import LinePool
     from agentpipe.learning.network import PolicyNetwork
+    from agentpipe.learning.workers import Workers
+
+BLOCK = 1_024
+"""environments that go through the network together: their activations stay in the cache"""
 
 
 class Rollout:
@@ -90,7 +94,13 @@ class EpisodeFigures:
 
 
 def collect(
-    pool: LinePool, network: PolicyNetwork, rollout: Rollout, generator: np.random.Generator, *, step: int = 0
+    pool: LinePool,
+    network: PolicyNetwork,
+    rollout: Rollout,
+    generator: np.random.Generator,
+    workers: Workers,
+    *,
+    step: int = 0,
 ) -> EpisodeFigures:
     """Fills ``rollout`` with sampled decisions of ``network``; the pool goes on from where it stands.
 
@@ -99,6 +109,7 @@ def collect(
         network: decides.
         rollout: is overwritten.
         generator: one uniform number an environment and step is drawn from it.
+        workers: share the environments; the result does not depend on how many there are.
         step: pool steps before this rollout, for error messages.
 
     Raises:
@@ -108,7 +119,7 @@ def collect(
     figures = EpisodeFigures()
     with torch.inference_mode():
         for t in range(rollout.steps):
-            _decide(pool, network, rollout, t, generator, step + t)
+            _decide(pool, network, rollout, t, generator, workers, step + t)
             rollout.segment[t] = pool.segment
             pool.step(rollout.action[t].numpy())
             rollout.reward[t] = pool.reward
@@ -125,21 +136,37 @@ def collect(
 
 
 def _decide(
-    pool: LinePool, network: PolicyNetwork, rollout: Rollout, t: int, generator: np.random.Generator, step: int
+    pool: LinePool,
+    network: PolicyNetwork,
+    rollout: Rollout,
+    t: int,
+    generator: np.random.Generator,
+    workers: Workers,
+    step: int,
 ) -> None:
-    require_finite(pool.observation, "observation", step, pool.names)
-    rollout.encoded[t] = network.encode(torch.from_numpy(pool.observation), torch.from_numpy(pool.time))
-    rollout.mask[t] = torch.from_numpy(pool.mask)
-    rollout.last_action[t] = torch.from_numpy(pool.last_action)
-    logits, value = network.heads(rollout.encoded[t], rollout.last_action[t], rollout.mask[t])
-    require_finite(value.numpy(), "value", step, pool.names)
-    log_probabilities = logits.log_softmax(dim=-1)
-    # Where the mask is false the logit is -1e9, so that its probability is exactly zero.
-    actions = sample_categorical(log_probabilities.exp().numpy(), generator.random(pool.size))
-    require_choice(pool.mask, step, pool.names)
-    rollout.action[t] = torch.from_numpy(actions)
-    rollout.log_probability[t] = log_probabilities.gather(1, rollout.action[t].unsqueeze(1)).squeeze(1)
-    rollout.value[t] = value
+    uniforms = generator.random(pool.size)
+    arrays = (pool.observation, pool.time, pool.mask, pool.last_action)
+    observation, time, mask, last_action = (torch.from_numpy(array) for array in arrays)
+
+    @torch.inference_mode()  # holds for one thread only
+    def block(_: int, piece: int) -> None:
+        at = slice(piece * BLOCK, min((piece + 1) * BLOCK, pool.size))
+        names = pool.names[at]
+        require_finite(pool.observation[at], "observation", step, names)
+        require_choice(pool.mask[at], step, names)
+        rollout.encoded[t, at] = network.encode(observation[at], time[at])
+        rollout.mask[t, at] = mask[at]
+        rollout.last_action[t, at] = last_action[at]
+        logits, value = network.heads(rollout.encoded[t, at], rollout.last_action[t, at], rollout.mask[t, at])
+        require_finite(value.numpy(), "value", step, names)
+        log_probabilities = logits.log_softmax(dim=-1)
+        # Where the mask is false the logit is -1e9, so that its probability is exactly zero.
+        action = torch.from_numpy(sample_categorical(log_probabilities.exp().numpy(), uniforms[at]))
+        rollout.action[t, at] = action
+        rollout.log_probability[t, at] = log_probabilities.gather(1, action.unsqueeze(1)).squeeze(1)
+        rollout.value[t, at] = value
+
+    workers.run(block, -(-pool.size // BLOCK))
 
 
 def _bootstrap(pool: LinePool, network: PolicyNetwork, rollout: Rollout, t: int, step: int) -> None:

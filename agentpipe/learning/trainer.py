@@ -13,6 +13,7 @@ import torch
 from agentpipe.environments.layout import ACTION_NAMES, SIMULATOR_VERSION
 from agentpipe.errors import CheckpointError, LearningError
 from agentpipe.learning import checkpoint as checkpoints
+from agentpipe.learning.fused import SegmentedGradient
 from agentpipe.learning.gates import Breaker, GateFigure, WarmUpFigures, training_gate, warm_up_gate
 from agentpipe.learning.imitation import clone, demonstrate
 from agentpipe.learning.interruption import deferred_signals
@@ -23,10 +24,11 @@ from agentpipe.learning.package import PolicyPackage
 from agentpipe.learning.ppo import prepare, update
 from agentpipe.learning.rollout import Rollout, collect
 from agentpipe.learning.state import TrainingState
+from agentpipe.learning.workers import Workers
 from agentpipe.progress import silent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from agentpipe.environments.players import Player
@@ -117,18 +119,31 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
         NonFiniteError: at the first NaN or infinity; the last checkpoint stays.
         CheckpointError: ``resume`` is damaged or was made under other options.
     """
-    torch.set_num_threads(options.threads)
     state = TrainingState(statistics, len(action_names), pool.size, options)
     context = {"parent": parent, "configuration_digest": configuration_digest, "provenance": provenance or {}}
     run = _Run(pool, state, directory, context, tuple(action_names), simulator_version, validate, progress)
     with deferred_signals(signal.SIGTERM, signal.SIGINT) as told_to_end, contextlib.ExitStack() as stack:
+        stack.enter_context(_single_threaded_torch())
+        run.workers = stack.enter_context(Workers(options.threads))
         if resume is not None:
             run.resume(resume)
         run.events = stack.enter_context(Events(directory / "tensorboard", _resume_at(state, resume)))
         if resume is None:
             run.start(initial, expert)
+        run.gradient = SegmentedGradient(state.network, options.ppo.clip, options.ppo.value_weight, run.workers)
         reason, explanation = run.loop(lambda: told_to_end() or (stop is not None and stop()))
         return run.finish(reason, explanation)
+
+
+@contextlib.contextmanager
+def _single_threaded_torch() -> Iterator[None]:
+    """One thread an operation: the workers share the work in larger pieces."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _resume_at(state: TrainingState, resume: Path | None) -> int | None:
@@ -139,6 +154,8 @@ class _Run:
     """One run; holds what its steps share."""
 
     events: Events
+    workers: Workers
+    gradient: SegmentedGradient
 
     def __init__(
         self,
@@ -258,12 +275,14 @@ class _Run:
         entropy_weight = ppo.entropy_weight * share_at("linear", done, ppo.final_entropy_share)
         for group in state.optimiser.param_groups:
             group["lr"] = rate
-        episodes = collect(self.pool, state.network, rollout, state.uniforms, step=counters.update * ppo.rollout_steps)
+        first_step = counters.update * ppo.rollout_steps
+        episodes = collect(self.pool, state.network, rollout, state.uniforms, self.workers, step=first_step)
         collected = time.monotonic()
         batch, figures = prepare(rollout, state.scaler, ppo)
         result = update(
             state.network,
             state.optimiser,
+            self.gradient,
             batch,
             ppo,
             state.generator,

@@ -5,11 +5,15 @@ import pytest
 import torch
 
 from agentpipe.errors import EmptyMaskError, NonFiniteError
+from agentpipe.learning.fused import CHOICES as CHOICE_COUNT
+from agentpipe.learning.fused import ENTROPY, POLICY, SegmentedGradient
 from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.options import NetworkOptions, PpoOptions
-from agentpipe.learning.ppo import prepare, segmented_loss, update
+from agentpipe.learning.ppo import prepare, update
 from agentpipe.learning.rewards import RewardScaler
 from agentpipe.learning.rollout import Rollout, collect
+from agentpipe.learning.workers import Workers
+from agentpipe_tests.learning.reference import segmented_loss, select
 from agentpipe_tests.learning.tiny import ACTIONS, CHOICES, WIDTH, TinyPool
 
 CLIP = torch.tensor([0.15, 0.08, 0.25, 0.12])
@@ -24,7 +28,7 @@ def network(seed=0):
 def rolled(net, size=16, steps=8, seed=0, **changes):
     rollout = Rollout(steps, size, net.encoded_size, ACTIONS)
     pool = TinyPool(size, seed, **changes)
-    collect(pool, net, rollout, np.random.default_rng(seed))
+    collect(pool, net, rollout, np.random.default_rng(seed), Workers(1))
     return rollout
 
 
@@ -34,7 +38,56 @@ def batch_of(net, **changes):
 
 def run(net, batch, rate=1e-3, **options):
     optimiser = torch.optim.Adam(net.parameters(), lr=rate, fused=True)
-    return update(net, optimiser, batch, PpoOptions(**options), torch.Generator().manual_seed(0), entropy_weight=0.01)
+    gradient, order = SegmentedGradient(net, CLIP.tolist(), 0.5, Workers(1)), torch.Generator().manual_seed(0)
+    return update(net, optimiser, gradient, batch, PpoOptions(**options), order, entropy_weight=0.01)
+
+
+def sums_of(net, batch, entropy_weight=0.01, value_weight=0.5, threads=1):
+    """Sums over the samples; the network's gradients are set."""
+    with Workers(threads) as workers:
+        gradient = SegmentedGradient(net, CLIP.tolist(), value_weight, workers)
+        return gradient(batch, torch.arange(len(batch.action)), entropy_weight)
+
+
+def network_of(shape, **options):
+    net = PolicyNetwork(WIDTH, ACTIONS, NetworkOptions(hidden=shape, action_embedding=3, time_frequencies=2, **options))
+    net.initialise(torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        net.actor_head.weight.mul_(100.0)
+    return net
+
+
+@pytest.mark.parametrize("shape", [(7,), (8, 5), (8, 6, 4)])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_fused_gradient_equals_autograd(shape, shared, activation):
+    net = network_of(shape, shared_trunk=shared, activation=activation)
+    batch = batch_of(net, size=150)
+    batch.log_probability = batch.log_probability + 0.3 * torch.randn(1200, generator=torch.Generator().manual_seed(1))
+    sums = sums_of(net, batch, 0.02, 0.7)
+    fused = {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
+    net.zero_grad()
+    loss = segmented_loss(net, batch, CLIP, 0.02, 0.7)
+    loss.total.backward()
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(fused[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+    figures = loss.parts.tolist()
+    expected = [figures[0] * 1200, figures[1] * 1200, figures[2], figures[3], figures[4] * 1200, figures[5] * 1200]
+    assert sums[:6].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-3)
+    assert sums[6:10].tolist() == pytest.approx(loss.segment_kl.tolist(), rel=1e-4, abs=1e-3)
+    assert sums[10:14].tolist() == loss.segment_clipped.tolist()
+    assert sums[14:].tolist() == [300] * 4
+
+
+def test_gradient_does_not_depend_on_the_number_of_threads():
+    net = network_of((8, 8))
+    batch = batch_of(net, size=700)
+    gradients = []
+    for threads in (1, 2, 3):
+        sums_of(net, batch, threads=threads)
+        gradients.append(torch.cat([parameter.grad.flatten().clone() for parameter in net.parameters()]))
+    assert torch.equal(gradients[0], gradients[1])
+    assert torch.equal(gradients[0], gradients[2])
 
 
 def test_rollout_stores_what_was_seen_and_done():
@@ -76,9 +129,9 @@ def test_actions_of_a_rollout_obey_the_mask():
 
 def test_ratio_is_one_before_the_first_step():
     net = network()
-    loss = segmented_loss(net, batch_of(net), CLIP, 0.01, 0.5)
-    assert loss.segment_kl.abs().max() < 1e-5
-    assert loss.segment_clipped.tolist() == [0, 0, 0, 0]
+    sums = sums_of(net, batch_of(net))
+    assert np.abs(sums[6:10]).max() < 1e-4
+    assert sums[10:14].tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("segment", "limit"), enumerate(CLIP.tolist()))
@@ -88,42 +141,42 @@ def test_each_segment_has_its_own_clip_range(segment, limit):
     whole = batch_of(net)
     rows = (whole.segment == segment).nonzero()[:1, 0]
     for stretch, inside in ((0.9, True), (1.1, False)):
-        batch = whole.select(rows)
+        batch = select(whole, rows)
         batch.advantage = torch.ones(1)
         batch.log_probability = batch.log_probability - np.log1p(limit * stretch)
-        loss = segmented_loss(net, batch, CLIP, 0.0, 0.0)
-        net.zero_grad()
-        loss.total.backward()
-        assert float(loss.total.detach()) == pytest.approx(-(1 + limit * stretch if inside else 1 + limit), rel=1e-5)
+        sums = sums_of(net, batch, 0.0, 0.0)
+        assert sums[POLICY] == pytest.approx(-(1 + limit * stretch if inside else 1 + limit), rel=1e-5)
         assert bool(net.actor_head.weight.grad.abs().max() > 0) == inside
-        assert loss.segment_clipped.sum() == (0 if inside else 1)
+        assert sums[10:14].sum() == (0 if inside else 1)
 
 
-@pytest.mark.parametrize("repeats", [1, 16, 64])
+@pytest.mark.parametrize("repeats", [2, 16, 64])
 def test_ratio_does_not_grow_with_the_length_of_a_segment(repeats):
-    """The ratio is one a sample: repeating a sample, as a longer segment would, leaves the loss as it is."""
+    """One ratio a sample: repeating samples, as a longer segment would, changes neither mean loss nor gradient."""
     net = network()
-    batch = batch_of(net).select(torch.arange(8))
+    batch = select(batch_of(net), torch.arange(8))
     batch.log_probability = batch.log_probability - 0.1
-    expected = segmented_loss(net, batch, CLIP, 0.01, 0.5).total
-    longer = segmented_loss(net, batch.select(torch.arange(8).repeat(repeats)), CLIP, 0.01, 0.5).total
-    torch.testing.assert_close(longer, expected)
+    once = sums_of(net, batch)
+    gradient = net.first.weight.grad.clone()
+    longer = sums_of(net, select(batch, torch.arange(8).repeat(repeats)))
+    np.testing.assert_allclose(longer, once * repeats, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(net.first.weight.grad, gradient, rtol=1e-4, atol=1e-7)
 
 
-def test_astronomic_log_ratio_is_clamped_before_exp():
+@pytest.mark.parametrize("shift", [1e4, -1e4])
+def test_astronomic_log_ratio_is_clamped_before_exp(shift):
     net = network()
     batch = batch_of(net)
-    batch.log_probability = batch.log_probability - 1e4
-    loss = segmented_loss(net, batch, CLIP, 0.01, 0.5)
-    assert torch.isfinite(loss.total)
-    assert torch.isfinite(loss.segment_kl).all()
+    batch.log_probability = batch.log_probability - shift
+    assert np.isfinite(sums_of(net, batch)).all()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in net.parameters())
 
 
 @pytest.mark.parametrize(("samples", "minibatch"), [(65, 64), (1, 64), (2, 1)])
 def test_minibatch_of_one_stays_finite(samples, minibatch):
     net = network()
     batch = batch_of(net, size=13, steps=5)
-    figures = run(net, batch.select(torch.arange(samples)), minibatch=minibatch, epochs=2)
+    figures = run(net, select(batch, torch.arange(samples)), minibatch=minibatch, epochs=2)
     assert all(np.isfinite(value) for value in figures.losses.values())
     assert all(torch.isfinite(parameter).all() for parameter in net.parameters())
 
@@ -131,9 +184,9 @@ def test_minibatch_of_one_stays_finite(samples, minibatch):
 def test_update_raises_the_probability_of_good_actions():
     net = network()
     batch = batch_of(net, size=128)
-    before = segmented_loss(net, batch, CLIP, 0.0, 0.0).total
+    before = sums_of(net, batch)[POLICY]
     run(net, batch, epochs=4, minibatch=256)
-    assert segmented_loss(net, batch, CLIP, 0.0, 0.0).total < before
+    assert sums_of(net, batch)[POLICY] < before
 
 
 def test_update_is_reproducible():
@@ -181,7 +234,7 @@ def test_nan_from_the_pool_names_environment_field_and_step(field, value):
     net = network()
     rollout = Rollout(8, 8, net.encoded_size, ACTIONS)
     with pytest.raises(NonFiniteError) as caught:
-        collect(Broken(8), net, rollout, np.random.default_rng(0), step=100)
+        collect(Broken(8), net, rollout, np.random.default_rng(0), Workers(1), step=100)
     assert caught.value.where["environment"] == "tiny-5"
     assert caught.value.where["field"] == field
     assert caught.value.where["step"] == (103 if field == "reward" else 104)
@@ -191,21 +244,21 @@ def test_empty_mask_from_the_pool_is_named():
     pool, net = TinyPool(8), network()
     pool.mask[2] = False
     with pytest.raises(EmptyMaskError) as caught:
-        collect(pool, net, Rollout(2, 8, net.encoded_size, ACTIONS), np.random.default_rng(0))
+        collect(pool, net, Rollout(2, 8, net.encoded_size, ACTIONS), np.random.default_rng(0), Workers(1))
     assert caught.value.where["environment"] == "tiny-2"
 
 
 def test_entropy_is_over_decisions_that_had_a_choice():
     """Uniform over three actions has entropy log 3, however many forced decisions stand beside it."""
     net = network()
-    batch = batch_of(net).select(torch.arange(32))
+    batch = select(batch_of(net), torch.arange(32))
     with torch.no_grad():
         net.actor_head.weight.zero_()
     forced = torch.zeros(16, ACTIONS, dtype=torch.bool)
     forced[torch.arange(16), batch.action[:16]] = True
     batch.mask[:16] = forced
-    parts = segmented_loss(net, batch, CLIP, 0.0, 0.5).parts
-    assert float(parts[2] / parts[3]) == pytest.approx(np.log(CHOICES), rel=1e-5)
+    sums = sums_of(net, batch)
+    assert sums[ENTROPY] / sums[CHOICE_COUNT] == pytest.approx(np.log(CHOICES), rel=1e-5)
 
 
 def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return():

@@ -1,0 +1,73 @@
+"""The segment-wise clipped loss by autograd: slow and plain, what the fused gradient is held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentpipe.learning.fused import LOG_RATIO_LIMIT
+from agentpipe.learning.network import PolicyNetwork
+from agentpipe.learning.ppo import Batch
+
+
+def select(batch, rows):
+    """The samples ``rows`` of a batch, copied."""
+    return Batch(*(getattr(batch, name).index_select(0, rows) for name in Batch.__dataclass_fields__))
+
+
+@dataclass
+class Loss:
+    """The loss of one minibatch and its parts."""
+
+    total: Tensor
+    parts: Tensor
+    """f32[6]: policy loss, value loss, sum of entropies, decisions that had a choice, approx KL, old approx KL"""
+    segment_kl: Tensor
+    """f32[S], sums over samples"""
+    segment_clipped: Tensor
+    """f32[S], clipped samples"""
+    segment_count: Tensor
+    """f32[S]"""
+
+
+def segmented_loss(
+    network: PolicyNetwork, batch: Batch, clip: Tensor, entropy_weight: float, value_weight: float
+) -> Loss:
+    """The clipped surrogate of Schulman et al. (2017, eq. 7) with a clip range per segment.
+
+        r        = exp(clamp(log pi(a|s) - log pi_old(a|s), ±10))     one ratio a sample, whatever the segment's length
+        L_policy = -mean min(r A, clamp(r, 1 - clip[segment], 1 + clip[segment]) A)
+        L        = L_policy - entropy_weight * mean H(pi(.|s)) + value_weight * mean (V(s) - G)^2 / 2
+
+    KL is estimated as mean((r - 1) - log r), which is never negative (Schulman, 2020).
+
+    Args:
+        network: with gradients.
+        batch: any number of samples, one included.
+        clip: f32[S].
+        entropy_weight: of the entropy bonus.
+        value_weight: of the value loss.
+    """
+    logits, value = network.heads(batch.encoded, batch.last_action, batch.mask)
+    log_probabilities = logits.log_softmax(dim=-1)
+    chosen = log_probabilities.gather(1, batch.action.unsqueeze(1)).squeeze(1)
+    log_ratio = (chosen - batch.log_probability).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    ratio = log_ratio.exp()
+    limit = clip[batch.segment]
+    clipped = torch.minimum(torch.maximum(ratio, 1.0 - limit), 1.0 + limit)
+    policy_loss = -torch.minimum(ratio * batch.advantage, clipped * batch.advantage).mean()
+    # Illegal actions: probability exactly zero times -1e9 is zero.
+    entropy = -(log_probabilities.exp() * log_probabilities).sum(dim=-1)
+    value_loss = 0.5 * (value - batch.returns).square().mean()
+    total = policy_loss - entropy_weight * entropy.mean() + value_weight * value_loss
+    with torch.no_grad():
+        kl = (ratio - 1.0) - log_ratio
+        choices = (batch.mask.sum(dim=-1) > 1).sum()
+        parts = torch.stack([policy_loss, value_loss, entropy.sum(), choices, kl.mean(), -log_ratio.mean()])
+        sums = torch.zeros(3, len(clip))
+        outside = ((ratio - 1.0).abs() > limit).float()
+        for row, amount in enumerate((kl, outside, torch.ones_like(kl))):
+            sums[row].index_add_(0, batch.segment, amount)
+    return Loss(total, parts.detach(), *sums)
