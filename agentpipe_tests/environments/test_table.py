@@ -49,7 +49,9 @@ def with_value(column, value, line=1):
 
 def changed(table, cell, column, value):
     rows = [
-        row._replace(values=tuple(value if n == column else v for n, v in zip(PARAMETER_NAMES, row.values, strict=True)))
+        row._replace(
+            values=tuple(value if n == column else v for n, v in zip(PARAMETER_NAMES, row.values, strict=True))
+        )
         if row.cell == cell
         else row
         for row in table.rows
@@ -119,7 +121,9 @@ def test_changed_value_changes_exactly_its_cell(cell):
     assert [c for c in CELLS if before.cell_digests[c] != after.cell_digests[c]] == [cell]
     difference = diff_tables(before, after)
     assert difference.cells == (cell,)
-    assert {(f"{c.kind}-{c.intensity}", c.column, c.after) for c in difference.changed} == {(cell, "sensor_sigma", 0.777)}
+    assert {(f"{c.kind}-{c.intensity}", c.column, c.after) for c in difference.changed} == {
+        (cell, "sensor_sigma", 0.777)
+    }
     assert not diff_tables(before, before)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
+import tempfile
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,7 +16,7 @@ from agentpipe.environments.datafiles import data_dir
 from agentpipe.environments.parameters import CELLS
 from agentpipe.environments.table import load_table
 from agentpipe.environments.table_store import TableStore
-from agentpipe.errors import CorruptError, HomeError, LockHeldError, TableError, VersionError
+from agentpipe.errors import CorruptError, DiskFullError, HomeError, LockHeldError, TableError, VersionError
 from agentpipe.storage import home_lock
 
 DEFAULT = data_dir() / "disturbances.csv"
@@ -58,7 +60,9 @@ def test_refresh_of_an_unchanged_source_writes_nothing(store):
 
 def test_set_changes_the_selected_rows_only_and_rewrites_the_source(store):
     before = store.current()
-    change = store.set("kind = sensor and intensity >= 4 and variant in (0,1)", {"sensor_sigma": 0.4}, "ann", "too noisy")
+    change = store.set(
+        "kind = sensor and intensity >= 4 and variant in (0,1)", {"sensor_sigma": 0.4}, "ann", "too noisy"
+    )
     after = store.current()
     assert change.version == after.version
     assert change.diff.cells == ("sensor-4", "sensor-5")
@@ -240,16 +244,18 @@ def test_nothing_published_yet(tmp_path):
         store.current()
 
 
-def test_read_only_home(tmp_path, store):
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
-    store.folder.chmod(0o500)
-    try:
-        assert store.refresh() == store.current()  # reading needs no lock
-        with pytest.raises(HomeError):
-            store.set("kind = load", {"load_sigma": 0.1}, "ann", "x")
-    finally:
-        store.folder.chmod(0o700)
+@pytest.mark.parametrize(("code", "error"), [(errno.ENOSPC, DiskFullError), (errno.EROFS, HomeError)])
+def test_full_or_read_only_disk_leaves_every_byte(store, monkeypatch, code, error):
+    before = state(store)
+
+    def refuse(**_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    with pytest.raises(error) as caught:
+        store.set("kind = load", {"load_sigma": 0.06}, "ann", "x")
+    assert caught.value.remedy
+    assert state(store) == before
 
 
 def test_home_that_is_a_file(tmp_path):
