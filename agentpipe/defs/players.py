@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from agentpipe.defs.resources import Workspace
     from agentpipe.defs.scene import Scene
-    from agentpipe.environments.catalog import EnvironmentSpec
     from agentpipe.environments.line_profile import LineProfile
     from agentpipe.environments.players import Player
     from agentpipe.learning.champion import Champion
@@ -18,6 +17,10 @@ if TYPE_CHECKING:
 
 EPSILON = 0.2
 """How often the behaviour acts at random before there is a champion."""
+TUNING_ENVIRONMENTS, TUNING_TRIALS = 300, 24
+"""On how many training environments the thresholds of the rules are searched, and how many are tried."""
+DIAGNOSES, MOST_EPISODES = 20_000, 12
+"""How many labelled faults the diagnoser learns from, and from how many episodes of one environment at most."""
 VALIDATION_EPISODES = 8
 """Episodes of each validation environment in one look."""
 
@@ -52,10 +55,10 @@ def behaviour(workspace: Workspace) -> tuple[Player, str]:
 
 
 def expert() -> Player:
-    """Whom the warm-up clones: the player that sees the hidden state."""
-    from agentpipe.environments.players import OraclePlayer
+    """Whom the warm-up clones: measures like an engineer, then declares and repairs what is true."""
+    from agentpipe.environments.demonstrator import DemonstratorPlayer
 
-    return OraclePlayer()
+    return DemonstratorPlayer()
 
 
 def validator(setting: Scene) -> Callable[[PolicyPackage], float]:
@@ -74,12 +77,38 @@ def validator(setting: Scene) -> Callable[[PolicyPackage], float]:
     return score
 
 
-def judged_players(package: Path, setting: Scene, training: Sequence[EnvironmentSpec]) -> list[Player]:
+def judged_players(package: Path, setting: Scene) -> list[Player]:
     """The policy and those it is judged beside: random, rules, diagnoser, oracle."""
     from agentpipe.environments.players import OraclePlayer, RandomPlayer
 
-    del training
-    return [policy_player(package), RandomPlayer(), rules(setting.profile), OraclePlayer()]
+    return [policy_player(package), RandomPlayer(), tuned_rules(setting), diagnoser(setting), OraclePlayer()]
+
+
+def tuned_rules(setting: Scene) -> Player:
+    """The rules as an honest rival: for a line of the user's own their thresholds are searched on training environments."""
+    from agentpipe.environments.line_profile import default_profile
+    from agentpipe.environments.rules import RulesPlayer, tune_rules
+    from agentpipe.evaluation.rollout import play_first_episodes
+
+    if setting.profile.digest == default_profile().digest:
+        return RulesPlayer(setting.profile)
+    environments = setting.spread("train", TUNING_ENVIRONMENTS)
+    names = [environment.environment_id for environment in environments]
+
+    def score(player: Player) -> float:
+        pool = setting.pool(environments, "TRAIN")
+        return float(play_first_episodes(pool, player, 1, environment_ids=names)["success"].mean())
+
+    return tune_rules(setting.profile, score, trials=TUNING_TRIALS, seed=setting.seed)[0]
+
+
+def diagnoser(setting: Scene) -> Player:
+    """A classifier trained on labelled faults of training environments, with the rules behind it."""
+    from agentpipe.environments.diagnoser import DiagnoserPlayer, fit_diagnosis
+
+    environments = setting.catalog.environments("train")
+    episodes = min(MOST_EPISODES, -(-DIAGNOSES // len(environments)))
+    return DiagnoserPlayer(fit_diagnosis(setting.pool(environments, "TRAIN"), episodes, seed=setting.seed % 2**32))
 
 
 def policy_player(package: Path) -> Player:

@@ -33,7 +33,7 @@ def holdout_evaluation(context: dg.AssetExecutionContext, workspace: Workspace) 
         training = setting.catalog.environments("train")
         package = workspace.references.artefact("policy_checkpoint", work.partition)
         report = evaluate(
-            judged_players(package, setting, training),
+            judged_players(package, setting),
             setting.catalog.environments("holdout"),
             setting.table,
             setting.profile,
