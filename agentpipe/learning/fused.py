@@ -15,8 +15,8 @@ and therefore, for the logits z of the legal actions, with p = softmax(z) and H 
 each divided by the number of samples.
 
 KL is estimated as mean((r - 1) - log r), which is never negative (Schulman, 2020). A minibatch is cut into a fixed
-number of shards whose gradients are added in order: the result does not depend on the number of threads. The tests hold it
-against autograd through the network.
+number of shards whose gradients are added in order: the result does not depend on the number of threads. The tests hold
+it against autograd through the network.
 """
 
 from __future__ import annotations

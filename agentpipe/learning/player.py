@@ -27,7 +27,12 @@ class PolicyPlayer:
         self.name = name
         self.package = package
         self._greedy = greedy
-        self._generator = np.random.default_rng(seed)
+        self._seed = seed
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts the stream of draws anew."""
+        self._generator = np.random.default_rng(self._seed)
 
     def act(self, pool: LinePool) -> Decision:
         """Actions i64[N] and the probability f32[N] with which the policy chooses each."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from agentpipe.learning.fused import LOG_RATIO_LIMIT
-from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.ppo import Batch
 
 
@@ -33,7 +32,7 @@ class Loss:
 
 
 def segmented_loss(
-    network: PolicyNetwork, batch: Batch, clip: Tensor, entropy_weight: float, value_weight: float
+    network: torch.nn.Module, batch: Batch, clip: Tensor, entropy_weight: float, value_weight: float
 ) -> Loss:
     """The clipped surrogate of Schulman et al. (2017, eq. 7) with a clip range per segment.
 
