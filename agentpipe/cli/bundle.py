@@ -24,7 +24,7 @@ def verify(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Checks a bundle again: every file's SHA-256, configuration against graph, the recorded decisions against the graph."""
+    """Checks a bundle again: every file's SHA-256, configuration against graph, decisions against the graph."""
     with reporting(as_json):
         from agentpipe.serving.verify import verify_bundle
 

@@ -28,16 +28,19 @@ class Split(str, Enum):  # noqa: UP042 - typer shows the values of a str Enum
 def evaluate(
     package: Annotated[Path, typer.Option("--package", help="A policy package: the path that `agentpipe run` prints.")],
     split: Annotated[Split, typer.Option("--split", help="Which environments are played.")] = Split.holdout,
-    episodes_per_env: Annotated[int, typer.Option("--episodes-per-env", min=1, help="Episodes of each environment.")] = 2,
+    episodes_per_env: Annotated[
+        int, typer.Option("--episodes-per-env", min=1, help="Episodes of each environment.")
+    ] = 2,
     environments: Annotated[
-        int | None, typer.Option("--environments", min=1, help="Only so many, evenly spread.", show_default="the whole split")
+        int | None,
+        typer.Option("--environments", min=1, help="Only so many, evenly spread.", show_default="the whole split"),
     ] = None,
     seed: Seed = None,
     threads: Threads = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Plays a policy package beside random, rules and oracle on the same episodes; the same call gives the same figures.
+    """Plays a policy package beside random, rules and oracle; the same call gives the same figures.
 
     Table and line profile are those of the home (as materialised), or the project's own on an empty home.
     """

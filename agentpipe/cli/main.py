@@ -11,8 +11,11 @@ from agentpipe.cli.ui import ui
 
 app = typer.Typer(
     name="agentpipe",
-    help="Industrial maintenance agents: trained in thousands of disturbed production lines, judged on lines they have never "
-    "seen, exported to Triton.\n\nStart with `agentpipe run --profile demo`, then look at it with `agentpipe ui`.",
+    help=(
+        "Industrial maintenance agents: trained in thousands of disturbed production lines, judged on lines they have "
+        "never seen, exported to Triton.\n\n"
+        "Start with `agentpipe run --profile demo`, then look at it with `agentpipe ui`."
+    ),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # a decorated traceback of a deep stack takes minutes and gigabytes

@@ -26,8 +26,8 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def reporting(as_json: bool) -> Iterator[None]:  # noqa: FBT001 - the flag of every command
-    """Turns a typed error into a line on standard error (and a JSON document) and exit code 1; an interrupt into 130."""
+def reporting(as_json: bool) -> Iterator[None]:
+    """Turns a typed error into a line (and a JSON document) and exit code 1; an interrupt into 130."""
     try:
         yield
     except AgentpipeError as error:

@@ -39,7 +39,7 @@ class _Lines:
         if stage != self._title and now - self._last < _EVERY_SECONDS:
             return
         self._last = now
-        print(  # noqa: T201 - this is the progress display
+        print(
             f"[{now - self._started:6.1f} s] {stage}: {done:,} of {total:,}{f' · {note}' if note else ''}",
             file=self._terminal,
             flush=True,
@@ -49,7 +49,8 @@ class _Lines:
 @contextlib.contextmanager
 def _bars(title: str, terminal: TextIO) -> Iterator[Progress]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress as Bars, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
 
     columns = (
         SpinnerColumn(),

@@ -44,8 +44,8 @@ def run(
 ) -> None:
     """Runs everything: from the disturbance table to a checked Triton bundle, through Dagster.
 
-    Interrupted and started again, it goes on where it was. What is finished under the same settings is not repeated. Ends
-    with a scoreboard and the line to type for the UI.
+    Interrupted and started again, it goes on where it was. What is finished under the same settings is not repeated.
+    Ends with a scoreboard and the line to type for the UI.
     """
     with reporting(as_json):
         options = {
@@ -89,10 +89,11 @@ def _main_job(options: dict[str, Any], day: dt.date | None) -> dict[str, Any]:
 def _run(options: dict[str, Any], day: dt.date | None, progress: Any) -> Outcome:  # noqa: ANN401 - a Progress
     from dagster import DagsterExecutionInterruptedError
 
+    from agentpipe.definitions import defs
     from agentpipe.defs.main_job import run_main_job
 
     try:
-        return run_main_job(options, day, progress)
+        return run_main_job(defs, options, day, progress)
     except DagsterExecutionInterruptedError as error:
         raise KeyboardInterrupt from error
 
@@ -121,5 +122,7 @@ def _show(content: dict[str, Any]) -> None:
     attributed = content["attribution"].get("attributed")
     typer.echo(f"Failures attributed to a disturbance: {percent(attributed)}")
     runs = content["runs"]
-    typer.echo(f"{runs['materialised']} partitions materialised, {runs['reused']} reused, {content['wall_seconds']:.0f} s")
+    typer.echo(
+        f"{runs['materialised']} partitions materialised, {runs['reused']} reused, {content['wall_seconds']:.0f} s"
+    )
     typer.echo(f"\nSee it in the UI:  {content['ui']}")

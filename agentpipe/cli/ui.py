@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +34,9 @@ load_from:
 
 
 def ui(
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 3000,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")
+    ] = 3000,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -128,12 +129,18 @@ def _await(process: subprocess.Popen[bytes], port: int) -> None:
         if process.poll() is not None:
             remedy = "its last lines above say why"
             raise ServiceError("the UI ended before it was up", exit_code=process.returncode, remedy=remedy)
-        with contextlib.suppress(OSError, urllib.error.URLError):
-            with urllib.request.urlopen(f"http://{HOST}:{port}/server_info", timeout=5) as answer:  # noqa: S310
-                if answer.status == 200:
-                    return
+        if _answers(f"http://{HOST}:{port}/server_info"):
+            return
         time.sleep(0.3)
     raise ServiceError(f"the UI is not up after {START_SECONDS:.0f} s", port=port, remedy="look at the machine's load")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own address
+            return bool(answer.status == 200)
+    except OSError:  # refused, reset, timed out: not up yet
+        return False
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,9 @@ def specs(asset: str, names: Sequence[str]) -> list[dg.AssetCheckSpec]:
     ]
 
 
-def _finite(value: Any) -> Any:
-    return value if isinstance(value, bool | int | str | None) or value == value and abs(value) != float("inf") else str(value)
+def _finite(value: float | str) -> float | str:
+    """A figure that JSON can hold: what is not finite becomes text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def check_result(judged: GateResult) -> dg.AssetCheckResult:
@@ -84,9 +86,8 @@ def check_result(judged: GateResult) -> dg.AssetCheckResult:
 
 def for_information(judged: Sequence[GateResult]) -> list[GateResult]:
     """The judgements, none of which blocks: where they do not pass they warn."""
-    return [
-        dataclasses.replace(result, severity="warn", metadata={**result.metadata, "note": INFORMATION}) for result in judged
-    ]
+    note = {"note": INFORMATION}
+    return [dataclasses.replace(result, severity="warn", metadata={**result.metadata, **note}) for result in judged]
 
 
 def figures(judged: Sequence[GateResult]) -> list[dict[str, Any]]:

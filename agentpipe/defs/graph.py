@@ -138,8 +138,10 @@ EXTERNAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "champion": (
         "deployment",
-        "The policy that is in use: one pointer, moved by compare-and-set. `publish` makes the first promotable bundle the "
-        "champion; it closes the loop outside the graph, since the next training starts from it.",
+        (
+            "The policy that is in use: one pointer, moved by compare-and-set. `publish` makes the first promotable "
+            "bundle the champion; it closes the loop outside the graph, since the next training starts from it."
+        ),
         ("publish",),
     ),
 }

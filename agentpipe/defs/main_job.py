@@ -1,7 +1,7 @@
 """The main job: every asset from the line to the bundle, through Dagster, one run per stage and partition.
 
-What is finished is not repeated: a partition is finished where Dagster has recorded a materialisation whose reference was
-made under the same settings and code versions from the data versions that it would consume now.
+What is finished is not repeated: a partition is finished where Dagster has recorded a materialisation whose reference
+was made under the same settings and code versions from the data versions that it would consume now.
 """
 
 from __future__ import annotations
@@ -67,10 +67,13 @@ def keys_of(stage: Stage, day: dt.date) -> tuple[str | None, ...]:
     return (partitions.candidate_key(day, "manual"),)
 
 
-def run_main_job(options: Mapping[str, Any], day: dt.date | None = None, progress: Progress = silent) -> Outcome:
+def run_main_job(
+    definitions: dg.Definitions, options: Mapping[str, Any], day: dt.date | None = None, progress: Progress = silent
+) -> Outcome:
     """Materialises everything that is not finished; see the module.
 
     Args:
+        definitions: Everything that Dagster knows.
         options: Fields of :class:`~agentpipe.defs.resources.Workspace` (``None`` values are read from the environment).
         day: The candidate's day, UTC; the last closed day by default.
         progress: Hears of every finished partition and of the progress inside each.
@@ -93,7 +96,7 @@ def run_main_job(options: Mapping[str, Any], day: dt.date | None = None, progres
         outcome = Outcome(home, chosen)
         with open_instance(home) as instance, listening(progress):
             settle_interrupted_runs(instance)
-            runner = _Runner(instance, Workspace(**given), given, outcome, progress)
+            runner = _Runner(definitions, instance, Workspace(**given), given, outcome, progress)
             for stage in STAGES:
                 for key in keys_of(stage, chosen):
                     runner.run(stage, key)
@@ -105,11 +108,14 @@ def _absolute(options: Mapping[str, Any]) -> dict[str, Any]:
     paths = ("home", "machine_history", "table_source")
     given = {name: value for name, value in options.items() if value is not None}
     home = given.get("home") or os.environ.get("AGENTPIPE_HOME") or ".agentpipe"
-    return {name: str(Path(value).resolve()) if name in paths else value for name, value in {**given, "home": home}.items()}
+    return {
+        name: str(Path(value).resolve()) if name in paths else value for name, value in {**given, "home": home}.items()
+    }
 
 
 @dataclass
 class _Runner:
+    definitions: dg.Definitions
     instance: dg.DagsterInstance
     workspace: Workspace
     options: dict[str, Any]
@@ -144,11 +150,9 @@ class _Runner:
         return recorded_version(self.instance, asset, key) == self.workspace.references.version(asset, key)
 
     def _execute(self, stage: Stage, key: str | None, due: list[str]) -> None:
-        from agentpipe.definitions import defs
-
         whole = len(due) == len(stage.assets)
         try:
-            defs.resolve_job_def(stage.name).execute_in_process(
+            self.definitions.resolve_job_def(stage.name).execute_in_process(
                 run_config={
                     "resources": {"workspace": {"config": self.options}},
                     "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},

@@ -1,4 +1,4 @@
-"""The three kinds of partition: cells, days (times trigger) and weeks. Keys are bounded: never an episode or environment."""
+"""The three kinds of partition: cells, days (times trigger), weeks. Keys are bounded: never an episode."""
 
 from __future__ import annotations
 

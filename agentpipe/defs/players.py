@@ -1,4 +1,4 @@
-"""Who plays where: the behaviour that records trajectories, the expert, and the players that the policy is judged beside."""
+"""Who plays where: the recording behaviour, the expert, and those that the policy is judged beside."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def judged_players(package: Path, setting: Scene) -> list[Player]:
 
 
 def tuned_rules(setting: Scene) -> Player:
-    """The rules as an honest rival: for a line of the user's own their thresholds are searched on training environments."""
+    """The rules as an honest rival: on a line of the user's own, their thresholds are searched in training."""
     from agentpipe.environments.line_profile import default_profile
     from agentpipe.environments.rules import RulesPlayer, tune_rules
     from agentpipe.evaluation.rollout import play_first_episodes

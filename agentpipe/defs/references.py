@@ -1,4 +1,4 @@
-"""References: what assets hand to each other. A reference names an artefact and its data version; it is never the artefact.
+"""References: what assets hand to each other. One names an artefact and its data version, nothing more.
 
 One small JSON file per asset and partition under ``HOME/references``, written by rename before Dagster records the
 materialisation. An asset reads the reference of exactly the partition it consumes, never "the newest file".

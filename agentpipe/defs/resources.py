@@ -1,10 +1,11 @@
-"""The workspace: settings, home and the loaders that the assets share. No domain package is imported before it is used."""
+"""The workspace: settings, home and the loaders that the assets share; domain packages are imported late."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
 import functools
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,18 +65,19 @@ def hold_home(home: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
 class Workspace(dg.ConfigurableResource[Any]):
     """Where everything is and how it is set; empty fields are read from the environment (``AGENTPIPE_...``)."""
 
-    home: str | None = Field(None, description="folder that holds every store")
-    profile: str | None = Field(None, description="demo or standard")
-    machine_history: str | None = Field(None, description="machine-history table that becomes the line profile")
-    table_source: str | None = Field(None, description="disturbance table to follow instead of the home's copy")
-    seed: int | None = Field(None, description="root of all randomness")
-    threads: int | None = Field(None, description="threads of simulation and training")
+    home: str | None = Field(default=None, description="folder that holds every store")
+    profile: str | None = Field(default=None, description="demo or standard")
+    machine_history: str | None = Field(default=None, description="machine-history table that becomes the line profile")
+    table_source: str | None = Field(default=None, description="disturbance table to follow instead of the home's copy")
+    seed: int | None = Field(default=None, description="root of all randomness")
+    threads: int | None = Field(default=None, description="threads of simulation and training")
 
     @property
     def settings(self) -> Settings:
         """The typed settings that these fields and the environment give."""
         fields = ("home", "profile", "machine_history", "table_source", "seed", "threads")
-        return load_settings(**{name: getattr(self, name) for name in fields})
+        environment = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AGENTPIPE_")))
+        return _settings(tuple((name, getattr(self, name)) for name in fields), environment)
 
     @property
     def root(self) -> Path:
@@ -199,12 +201,28 @@ def _source_table(workspace: Workspace) -> DisturbanceTable:
     return load_table(source if source.exists() else data_dir() / "disturbances.csv")
 
 
+@functools.lru_cache(maxsize=8)
+def _settings(fields: tuple[tuple[str, Any], ...], environment: tuple[tuple[str, str], ...]) -> Settings:
+    """The settings of these fields; asked for at every turn, so they are kept while the environment stays the same."""
+    del environment
+    return load_settings(**dict(fields))
+
+
 def sized_catalog(settings: Settings) -> Catalog:
     """The catalogue in the size that the settings ask for; validation shrinks with training, one per cell at least."""
+    from agentpipe.environments.datafiles import data_dir
+
+    folder = data_dir()
+    stamp = tuple((folder / name).stat().st_mtime_ns for name in ("templates.csv", "splits.csv"))
+    return _catalog(folder, stamp, settings.training.environments, settings.evaluation.environments)
+
+
+@functools.lru_cache(maxsize=4)
+def _catalog(folder: Path, stamp: tuple[int, ...], train: int | None, holdout: int | None) -> Catalog:
     from agentpipe.environments.catalog import load_catalog
 
-    catalog = load_catalog()
-    train, holdout = settings.training.environments, settings.evaluation.environments
+    del stamp
+    catalog = load_catalog(folder)
     if train is None and holdout is None:
         return catalog
     counts = catalog.counts()

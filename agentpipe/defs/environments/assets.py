@@ -1,6 +1,6 @@
 """The line, the catalogue, the disturbance table, the pool's health, the observation statistics."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -11,6 +11,9 @@ from agentpipe.defs.players import rules
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.scene import scene
 from agentpipe.defs.steps import markdown, plot, rows, step
+
+if TYPE_CHECKING:
+    from agentpipe.learning.normalisation import ObservationStatistics
 
 
 @dg.asset(**specification("line_profile"))
@@ -98,8 +101,8 @@ def _parameters(variant: object, values: tuple[float, ...]) -> dict[str, Any]:
 def environment_pool_health(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.MaterializeResult:
     """Starts the training environments of one cell and measures them.
 
-    Reset latency (distribution), start success, environment steps a second, resident memory. Figures of the clock are not
-    part of the data version. What only a pool of processes has (CPU share, crashes) does not apply here.
+    Reset latency (distribution), start success, environment steps a second, resident memory. Figures of the clock are
+    not part of the data version. What only a pool of processes has (CPU share, crashes) does not apply here.
     """
     from agentpipe.environments.health import cell_health
     from agentpipe.evaluation.run_plots import reset_latency
@@ -128,11 +131,13 @@ def environment_pool_health(context: dg.AssetExecutionContext, workspace: Worksp
                 "steps_per_second": round(health.steps_per_second),
                 "resident_mb": round(health.resident_mb, 1),
                 "pool_mb": round(health.pool_mb, 1),
+                "whole_pool_reset_ms": round(float(health.pool_reset_ms.mean()), 3)
+                if health.pool_reset_ms.size
+                else 0.0,
                 "gates": figures(gates),
             },
             metadata={
                 "reset_latency": plot(reset_latency(health.reset_ms, limits.reset_p99_ms), "reset latency"),
-                "whole_pool_reset": plot(reset_latency(health.pool_reset_ms, limits.reset_p99_ms), "reset of the pool"),
                 "failures": rows([{"environment": name, "reason": reason} for name, reason in health.failures]),
                 "not_applicable": dg.MetadataValue.json(health.to_json()["not_applicable"]),
             },
@@ -164,7 +169,7 @@ def observation_statistics(context: dg.AssetExecutionContext, workspace: Workspa
         )
 
 
-def _features(statistics: Any) -> str:
+def _features(statistics: "ObservationStatistics") -> str:
     lines = ["| feature | mean | standard deviation |", "|---|---|---|"]
     values = zip(statistics.names, statistics.mean, statistics.standard_deviation, strict=True)
     return "\n".join(lines + [f"| {name} | {mean:.4g} | {deviation:.4g} |" for name, mean, deviation in values])

@@ -1,7 +1,6 @@
 """Judging a candidate: hold-out, attribution of its failures, drift against the champion, the weekly report."""
 
 import datetime as dt
-from typing import Any
 
 import dagster as dg
 
@@ -75,8 +74,8 @@ def failure_attribution(context: dg.AssetExecutionContext, workspace: Workspace)
     """Which disturbance the policy's failures are due to.
 
     A sample of its failed hold-out episodes is replayed with one disturbance switched off, then pairs, all other random
-    numbers unchanged: what turns a failure into a success is its cause. The rest is skill or missing information. The same
-    is done with successes, to show how often a switch alone changes an outcome.
+    numbers unchanged: what turns a failure into a success is its cause. The rest is skill or missing information. The
+    same is done with successes, to show how often a switch alone changes an outcome.
     """
     from agentpipe.evaluation import plots
     from agentpipe.evaluation.attribution import attribute_failures, causes_markdown
@@ -121,8 +120,8 @@ def policy_drift(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.
     """How far the candidate's decisions are from the champion's.
 
     KL(candidate ‖ champion) over the same reference observations, which the rule-based player meets in training
-    environments: overall, by cell, by segment, with an interval. Says NO_CHAMPION before there is one and INSUFFICIENT_DATA
-    for too few rows, never "no drift".
+    environments: overall, by cell, by segment, with an interval. Says NO_CHAMPION before there is one and
+    INSUFFICIENT_DATA for too few rows, never "no drift".
     """
     from agentpipe.evaluation import drift
     from agentpipe.evaluation.plots import drift_by_cell
@@ -170,8 +169,8 @@ def policy_drift(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.
 def weekly_drift_report(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.MaterializeResult:
     """A page for people: the week's policy drift, and the labels that production gave.
 
-    Puts together the drift of every candidate trained in the week and the counts of each day's feedback. The report of a
-    running week is preliminary.
+    Puts together the drift of every candidate trained in the week and the counts of each day's feedback. The report of
+    a running week is preliminary.
     """
     from agentpipe.evaluation.drift import DriftResult
     from agentpipe.evaluation.weekly import DriftDay, FeedbackDay, weekly_report

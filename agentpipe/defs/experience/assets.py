@@ -1,7 +1,5 @@
 """Trajectories: what the behaviour policy did in the training environments of one cell."""
 
-from typing import Any
-
 import dagster as dg
 
 from agentpipe.defs.graph import specification
@@ -15,9 +13,9 @@ from agentpipe.defs.steps import step
 def trajectories(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.MaterializeResult:
     """Recorded episodes of every training environment of one cell, as one sealed shard of checksummed step records.
 
-    Before there is a champion the behaviour is the rule-based player that acts at random one time in five; later it is the
-    champion, sampled. The exact probability of every action is recorded. The bundle's parity check and the reference
-    observations of the export draw on these records.
+    Before there is a champion the behaviour is the rule-based player that acts at random one time in five; later it is
+    the champion, sampled. The exact probability of every action is recorded. The bundle's parity check and the
+    reference observations of the export draw on these records.
     """
     from agentpipe.experience.record import record_trajectories
 
@@ -43,7 +41,12 @@ def trajectories(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.
         return work.result(
             data_version=shard.digest,
             path=shard.path,
-            figures={"behaviour": player.name, "policy_version": policy_version, "table_version": setting.table.version, **quality},
+            figures={
+                "behaviour": player.name,
+                "policy_version": policy_version,
+                "table_version": setting.table.version,
+                **quality,
+            },
             metadata={
                 "measurements": dg.MetadataValue.json(shard.measurements),
                 "reward_histogram": dg.MetadataValue.json(histogram),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime as dt
-from typing import Any
 
 import dagster as dg
 
@@ -15,9 +14,9 @@ from agentpipe.defs.steps import rows, step
 def production_feedback(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.MaterializeResult:
     """Decisions and labels of one UTC day.
 
-    Takes every JSONL file of the inbox whole; each row lands once, in the Parquet of its own day or in quarantine with a
-    reason. Then counts the day: decisions, labels by verdict, decisions without a label. A day without feedback has zero
-    rows. Training does not use the labels yet; the weekly report does.
+    Takes every JSONL file of the inbox whole; each row lands once, in the Parquet of its own day or in quarantine with
+    a reason. Then counts the day: decisions, labels by verdict, decisions without a label. A day without feedback has
+    zero rows. Training does not use the labels yet; the weekly report does.
     """
     from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
     from agentpipe.feedback.intake import read_day, take_in
@@ -40,7 +39,10 @@ def production_feedback(context: dg.AssetExecutionContext, workspace: Workspace)
             data_version=report.digest,
             path=report.decisions_path.parent,
             figures={
-                **{name: content[name] for name in ("decisions", "labels", "labelled_decisions", "unlabelled_decisions")},
+                **{
+                    name: content[name]
+                    for name in ("decisions", "labels", "labelled_decisions", "unlabelled_decisions")
+                },
                 "orphan_labels": report.orphan_labels,
                 "files_taken": report.files_taken,
                 "quarantined_rows": sum(report.quarantined.values()),

@@ -1,6 +1,6 @@
 """The policy: warm-up by cloning, then the segment-wise clipped policy gradient, with a checkpoint that resumes."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -25,9 +25,10 @@ def policy_checkpoint(context: dg.AssetExecutionContext, workspace: Workspace) -
     """One trained policy, with everything needed to go on training.
 
     `nightly` and `feedback` start from the champion, `manual` from random weights and a warm-up that clones an expert.
-    Training rolls out live in all training environments; early stopping watches the validation split and the best weights
-    are kept. The recorded trajectories of all cells are the experience that this training had before it began: the
-    success of their behaviour is the figure it must improve on. An interrupted training goes on from its last checkpoint.
+    Training rolls out live in all training environments; early stopping watches the validation split and the best
+    weights are kept. The recorded trajectories of all cells are the experience that this training had before it began:
+    the success of their behaviour is the figure it must improve on. An interrupted training goes on from its last
+    checkpoint.
     """
     with step(context, workspace) as work:
         trained = _train(work)

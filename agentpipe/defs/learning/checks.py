@@ -50,7 +50,9 @@ def _breaker(trained: TrainingResult) -> GateResult:
     from agentpipe.evaluation.gates import GateResult
 
     good = trained.reason != "gate"
-    return GateResult(4, "circuit_breaker", good, "error", None, None, trained.explanation, {"stopped_by": trained.reason})
+    return GateResult(
+        4, "circuit_breaker", good, "error", None, None, trained.explanation, {"stopped_by": trained.reason}
+    )
 
 
 def not_held(reason: str) -> list[GateResult]:

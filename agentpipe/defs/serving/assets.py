@@ -19,9 +19,10 @@ JUDGED = ("policy_checkpoint", "holdout_evaluation", "failure_attribution")
 def triton_bundle(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.MaterializeResult:
     """A Triton model repository of the candidate, published whole or not at all.
 
-    One ONNX graph from raw observation, last action, time and mask to action, probabilities and value; compared with the
-    policy on recorded and extreme observations; configuration, provenance and checksums beside it. An error in gates 2, 4
-    or 5 means no bundle: the blocking checks stop it, and it looks at their records itself. The checkpoint stays.
+    One ONNX graph from raw observation, last action, time and mask to action, probabilities and value; compared with
+    the policy on recorded and extreme observations; configuration, provenance and checksums beside it. An error in
+    gates 2, 4 or 5 means no bundle: the blocking checks stop it, and it looks at their records itself. The checkpoint
+    stays.
     """
     from agentpipe.evaluation.gates import bundle_gate
     from agentpipe.serving.bundle import build_bundle, gate_figures
@@ -71,8 +72,8 @@ def _why_not(workspace: Workspace) -> list[str]:
 def publish(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.MaterializeResult:
     """Makes the first promotable bundle whose gates pass the champion.
 
-    Where there is a champion already, or the bundle is not promotable, nothing is changed and the reason is shown: whether
-    a later candidate is better is decided by a comparison, not here.
+    Where there is a champion already, or the bundle is not promotable, nothing is changed and the reason is shown:
+    whether a later candidate is better is decided by a comparison, not here.
     """
     from agentpipe.learning.champion import ChampionStore
 
@@ -100,7 +101,9 @@ def publish(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.Mater
             )
             context.instance.report_runless_asset_event(_champion_event(current.digest, bundle.path, work.partition))
         figures_ = {"promoted": promoted, "champion": current.digest if current else "none", "bundle": bundle.path}
-        reason = _outcome(promoted, bool(bundle.figures["promotable"]), bundle.figures["reasons"])
+        reason = _outcome(
+            promoted=promoted, promotable=bool(bundle.figures["promotable"]), reasons=bundle.figures["reasons"]
+        )
         return work.result(
             data_version=bundle.data_version,
             path=workspace.root / bundle.path,
@@ -114,7 +117,7 @@ def _champion_event(digest: str, bundle: str, partition: str | None) -> dg.Asset
     return dg.AssetMaterialization("champion", metadata=metadata, tags={"dagster/data_version": digest})
 
 
-def _outcome(promoted: bool, promotable: bool, reasons: list[str]) -> str:
+def _outcome(*, promoted: bool, promotable: bool, reasons: list[str]) -> str:
     if promoted:
         return "the first promotable bundle whose gates pass is the champion"
     if not promotable:
