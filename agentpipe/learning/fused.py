@@ -75,8 +75,16 @@ class SegmentedGradient:
         width = network.first.out_features
         self._table = torch.zeros(network.action_count + 1, width)
         self._table_gradients = torch.zeros(SHARDS, network.action_count + 1, width)
-        self._blocks = [_Block(network) for _ in range(workers.threads)]
+        self._blocks = [self._new_block() for _ in range(workers.threads)]
         self._shard_sums = np.zeros((SHARDS, 6 + 3 * len(clip)))
+
+    @property
+    def sums_size(self) -> int:
+        """Length of what a call returns."""
+        return int(self._shard_sums.shape[1])
+
+    def _new_block(self) -> Block:
+        return Block(self.network)
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
         parts = torch.split(flat, self._sizes)
@@ -118,7 +126,7 @@ class SegmentedGradient:
         return sums
 
 
-class _Block:
+class Block:
     """Inputs, activations and their gradients of up to :data:`BLOCK` samples."""
 
     def __init__(self, network: PolicyNetwork, rows: int = BLOCK) -> None:
@@ -136,12 +144,12 @@ class _Block:
         self.layers = [[torch.empty(rows, width) for width in hidden[1:]] for _ in range(trunks)]
         self.gradients = [[torch.empty(rows, width) for width in hidden[1:]] for _ in range(trunks)]
         self.logits, self.value, self.ones = torch.empty(rows, actions), torch.empty(rows), torch.ones(rows)
-        self._cuts: dict[int, _Block] = {rows: self}
+        self._cuts: dict[int, Block] = {rows: self}
 
-    def cut(self, rows: int) -> _Block:
+    def cut(self, rows: int) -> Block:
         """The same memory for fewer rows."""
         if rows not in self._cuts:
-            shorter = object.__new__(_Block)
+            shorter = object.__new__(type(self))
             for name, value in vars(self).items():
                 setattr(shorter, name, _shorten(value, rows))
             self._cuts[rows] = shorter

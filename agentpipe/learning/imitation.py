@@ -1,192 +1,148 @@
-"""Warm-up: behaviour cloning of an expert by masked cross-entropy, and the critic on the expert's returns."""
+"""Warm-up: an expert plays, the network learns its decisions and answers, and the critic the expert's returns.
+
+The expert's episodes come from the simulator as fast as they are learned, so each sample is seen once and nothing is
+stored: a pool of thousands of lines plays a few steps, the network takes one pass over them, and so on.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from agentpipe.environments.layout import MAX_STEPS
-from agentpipe.errors import LearningError
-from agentpipe.learning.advantages import discounted_returns
+from agentpipe.environments.demonstrator import QUESTIONS
+from agentpipe.learning.advantages import generalised_advantages
+from agentpipe.learning.cloning import (
+    ANSWERED,
+    ANSWERED_RIGHT,
+    CHOICES,
+    CROSS_ENTROPY,
+    RIGHT,
+    VALUE_ERROR,
+    ClonedBatch,
+    CloningGradient,
+)
 from agentpipe.learning.gates import WarmUpFigures
 from agentpipe.learning.ppo import clip_gradients
-from agentpipe.learning.rollout import require_choice, require_finite
+from agentpipe.learning.rollout import Rollout, collect
 from agentpipe.progress import silent
 
 if TYPE_CHECKING:
-    from agentpipe.environments.players import Player
+    from agentpipe.environments.demonstrator import Expert
     from agentpipe.environments.pool import LinePool
-    from agentpipe.learning.network import PolicyNetwork
-    from agentpipe.learning.options import WarmUpOptions
-    from agentpipe.learning.rewards import RewardScaler
+    from agentpipe.learning.options import PpoOptions, WarmUpOptions
+    from agentpipe.learning.state import TrainingState
+    from agentpipe.learning.workers import Workers
     from agentpipe.progress import Progress
 
-
-@dataclass
-class Demonstrations:
-    """Decisions of an expert in whole episodes."""
-
-    encoded: Tensor
-    """f32[M, E]"""
-    last_action: Tensor
-    """i64[M]"""
-    mask: Tensor
-    """bool[M, A]"""
-    action: Tensor
-    """i64[M]"""
-    returns: Tensor
-    """f32[M], discounted scaled rewards to the end of the episode"""
-    weight: Tensor
-    """f32[M], 0 where the episode's end was not seen or was a truncation, so that its return is not known"""
-    episodes: int
+FIGURE_SHARE = 0.1
+"""of the warm-up, at its end, over which the figures of gate 2 are means"""
 
 
-def demonstrate(
+def warm_up(
     pool: LinePool,
-    expert: Player,
-    network: PolicyNetwork,
-    scaler: RewardScaler,
+    expert: Expert,
+    state: TrainingState,
     options: WarmUpOptions,
-    progress: Progress = silent,
-) -> Demonstrations:
-    """Plays the expert; keeps the first episodes of each environment, whole ones, so that short ones are not preferred.
-
-    Args:
-        pool: is reset first, and again by whoever uses it next.
-        expert: decides.
-        network: encodes the observations.
-        scaler: learns the scale of rewards.
-        options: how many episodes.
-        progress: told at each step.
-    """
-    size = pool.size
-    quota = -(-options.episodes // size)
-    recorded = np.linspace(0, size, min(size, options.episodes), endpoint=False).astype(np.int64)
-    finished = np.full(size, quota)
-    finished[recorded] = 0
-    columns: list[tuple[Tensor, ...]] = []
-    rows: list[npt.NDArray[np.int64]] = []
-    rewards, ended, cut = [], [], []
-    pool.reset()
-    limit = min(options.max_steps, MAX_STEPS) * quota
-    for step in range(limit):
-        active = np.flatnonzero(finished < quota)
-        if len(active) == 0:
-            break
-        require_finite(pool.observation, "observation", step, pool.names)
-        require_choice(pool.mask, step, pool.names)
-        actions = expert.act(pool).actions
-        columns.append(_sample(pool, network, active, actions))
-        rows.append(step * size + active)
-        pool.step(actions)
-        rewards.append(pool.reward.copy())
-        cut.append(pool.truncated & ~pool.terminated)
-        ended.append(pool.terminated | pool.truncated)
-        finished += ended[-1]
-        progress(
-            "expert episodes", int(np.minimum(finished, quota)[recorded].sum()), quota * len(recorded), expert.name
-        )
-    done = np.stack(ended)
-    returns = discounted_returns(scaler(np.stack(rewards), done), done, scaler.discount)
-    position = np.concatenate(rows)
-    known = _known(done, np.stack(cut)).reshape(-1)[position]
-    encoded, last_action, mask, action = (torch.cat(parts) for parts in zip(*columns, strict=True))
-    return Demonstrations(
-        encoded,
-        last_action,
-        mask,
-        action,
-        torch.from_numpy(returns.reshape(-1)[position]),
-        torch.from_numpy(known.astype(np.float32)),
-        int(np.minimum(finished, quota)[recorded].sum()),
-    )
-
-
-def _sample(
-    pool: LinePool, network: PolicyNetwork, rows: npt.NDArray[np.int64], actions: npt.NDArray[np.int64]
-) -> tuple[Tensor, ...]:
-    with torch.no_grad():
-        encoded = network.encode(torch.from_numpy(pool.observation[rows]), torch.from_numpy(pool.time[rows]))
-    return (encoded, *(torch.from_numpy(array[rows]) for array in (pool.last_action, pool.mask, actions)))
-
-
-def _known(done: npt.NDArray[np.bool_], cut: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Where the episode that a step belongs to was seen to terminate: bool[T, N]."""
-    known = np.empty_like(done)
-    ahead = np.zeros(done.shape[1], dtype=np.bool_)
-    for t in range(len(done) - 1, -1, -1):
-        ahead = np.where(done[t], ~cut[t], ahead)
-        known[t] = ahead
-    return known
-
-
-def clone(
-    network: PolicyNetwork,
-    demonstrations: Demonstrations,
-    options: WarmUpOptions,
-    generator: torch.Generator,
-    *,
-    value_weight: float,
-    max_gradient_norm: float,
-    expert: str = "",
+    ppo: PpoOptions,
+    workers: Workers,
     progress: Progress = silent,
 ) -> WarmUpFigures:
-    """Fits the actor by masked cross-entropy and the critic by squared error; returns the figures of gate 2.
+    """Clones ``expert`` from freshly played episodes; returns the figures of gate 2.
+
+    The learning rate falls along a cosine to a fiftieth. Figures are taken before the network has learned from the
+    samples that they are measured on.
+
+    Args:
+        pool: of N environments; is reset first.
+        expert: decides, and answers questions.
+        state: its network learns, its reward scaler sees the expert's rewards.
+        options: how many episodes, minibatch, learning rate.
+        ppo: discount, lambda, value weight, gradient norm, rollout length.
+        workers: share the work; the result does not depend on how many there are.
+        progress: told after every few steps.
 
     Raises:
-        NonFiniteError: a loss or gradient is not finite.
-        LearningError: there is nothing to learn from.
+        NonFiniteError: an observation, reward, loss or gradient is not finite.
     """
-    samples = len(demonstrations.action)
-    if samples == 0:
-        raise LearningError(
-            "the expert decided nothing", remedy="ask for at least one expert episode", field="episodes"
-        )
+    network = state.network
     optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate, eps=1e-5, fused=True)
-    names, parameters = zip(*network.named_parameters(), strict=True)
+    gradient = CloningGradient(network, QUESTIONS, options.answer_weight, ppo.value_weight, workers)
+    rollout = Rollout(ppo.rollout_steps, pool.size, network.encoded_size, network.action_count)
+    answers = torch.zeros(ppo.rollout_steps, pool.size, int(QUESTIONS.max()) + 1, dtype=torch.int64)
     norms: list[float] = []
-    sums = torch.zeros(5)
-    for epoch in range(options.epochs):
-        sums.zero_()
-        for rows in torch.randperm(samples, generator=generator).tensor_split(-(-samples // options.minibatch)):
-            loss, figures = _clone_loss(network, demonstrations, rows, value_weight)
-            optimiser.zero_grad(set_to_none=False)
-            loss.backward()  # type: ignore[no-untyped-call]
-            norm = clip_gradients(parameters, max_gradient_norm, names=names, step=len(norms), loss=loss.item()).norm()
+    chunks: list[np.ndarray] = []
+    episodes = steps = 0
+
+    def decide(t: int) -> np.ndarray:
+        answers[t] = torch.from_numpy(expert.answers(pool))
+        return expert.act(pool).actions
+
+    pool.reset()
+    while episodes < options.episodes:
+        done = min(episodes / options.episodes, 1.0)
+        for group in optimiser.param_groups:
+            group["lr"] = options.learning_rate * (0.02 + 0.98 * (1.0 + math.cos(math.pi * done)) / 2.0)
+        played = collect(pool, network, rollout, state.uniforms, workers, step=steps, expert=decide)
+        batch = _batch(rollout, answers, state, ppo)
+        sums = np.zeros(gradient.sums_size)
+        samples = len(batch.action)
+        order = torch.randperm(samples, generator=state.generator)
+        for rows in order.tensor_split(-(-samples // options.minibatch)):
+            part = gradient(batch, rows, 0.0)
+            loss = float(part[CROSS_ENTROPY] + part[VALUE_ERROR])
+            norm = clip_gradients(
+                tuple(network.parameters()), ppo.max_gradient_norm, names=gradient.names, step=len(norms), loss=loss
+            )
             optimiser.step()
-            norms.append(float(norm))
-            sums += figures
-        progress("behaviour cloning", epoch + 1, options.epochs, f"cross-entropy {float(sums[0]) / samples:.3f}")
-    cross_entropy, error, known, right, choices = (float(value) for value in sums)
+            norms.append(float(norm.norm()))
+            sums += part
+        chunks.append(np.append(sums, samples))
+        episodes += played.episodes
+        steps += rollout.steps
+        right = sums[ANSWERED_RIGHT] / max(sums[ANSWERED], 1.0)
+        note = f"cross-entropy {sums[CROSS_ENTROPY] / samples:.3f}, answers right {right:.1%}"
+        progress("warm-up", min(episodes, options.episodes), options.episodes, note)
+    return _figures(chunks, norms, episodes, expert.name)
+
+
+def _batch(rollout: Rollout, answers: torch.Tensor, state: TrainingState, ppo: PpoOptions) -> ClonedBatch:
+    _, returns = generalised_advantages(
+        state.scaler(rollout.reward, rollout.done),
+        rollout.value.numpy(),
+        rollout.last_value,
+        rollout.terminated,
+        rollout.truncated,
+        rollout.final_value,
+        ppo.discount,
+        ppo.gae_lambda,
+    )
+    empty = torch.zeros(0)
+    batch = ClonedBatch(
+        encoded=rollout.encoded.flatten(0, 1),
+        last_action=rollout.last_action.flatten(),
+        mask=rollout.mask.flatten(0, 1),
+        action=rollout.action.flatten(),
+        log_probability=empty,
+        advantage=empty,
+        returns=torch.from_numpy(returns.reshape(-1)),
+        segment=empty,
+    )
+    batch.answers = answers.flatten(0, 1)
+    return batch
+
+
+def _figures(chunks: list[np.ndarray], norms: list[float], episodes: int, expert: str) -> WarmUpFigures:
+    last = np.sum(chunks[-max(1, round(FIGURE_SHARE * len(chunks))) :], axis=0)
+    samples = last[-1]
     return WarmUpFigures(
-        actor_loss=cross_entropy / samples,
-        critic_mae=error / max(known, 1.0),
+        actor_loss=float(last[CROSS_ENTROPY] / samples),
+        critic_mae=float(last[VALUE_ERROR] / samples),
         gradient_norm_median=float(np.median(norms)),
-        accuracy=right / max(choices, 1.0),
-        samples=samples,
-        episodes=demonstrations.episodes,
+        accuracy=float(last[RIGHT] / max(last[CHOICES], 1.0)),
+        samples=int(sum(chunk[-1] for chunk in chunks)),
+        episodes=episodes,
         expert=expert,
     )
-
-
-def _clone_loss(
-    network: PolicyNetwork, demonstrations: Demonstrations, rows: Tensor, value_weight: float
-) -> tuple[Tensor, Tensor]:
-    d = demonstrations
-    encoded, last_action, mask, action, returns, weight = (
-        part.index_select(0, rows) for part in (d.encoded, d.last_action, d.mask, d.action, d.returns, d.weight)
-    )
-    logits, value = network.heads(encoded, last_action, mask)
-    cross_entropy = torch.nn.functional.cross_entropy(logits, action, reduction="none")
-    error = value - returns
-    loss = cross_entropy.mean() + value_weight * 0.5 * (weight * error.square()).sum() / weight.sum().clamp(min=1.0)
-    with torch.no_grad():
-        choice = mask.sum(dim=-1) > 1
-        right = (logits.argmax(dim=-1) == action) & choice
-        figures = [cross_entropy.sum(), (weight * error.abs()).sum(), weight.sum(), right.sum(), choice.sum()]
-        return loss, torch.stack([figure.float() for figure in figures])

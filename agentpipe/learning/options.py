@@ -30,7 +30,7 @@ class NetworkOptions:
     """octaves of the sin/cos encoding of time"""
     shared_trunk: bool = False
     """one trunk for actor and critic (faster), or one for each"""
-    activation: Literal["tanh", "relu"] = "tanh"
+    activation: Literal["tanh", "relu"] = "relu"
     """between the hidden layers"""
 
 
@@ -72,18 +72,16 @@ class PpoOptions:
 
 @dataclass(frozen=True)
 class WarmUpOptions:
-    """Behaviour cloning of an expert before the policy gradient."""
+    """Cloning of an expert before the policy gradient."""
 
-    episodes: int = 4_000
-    """finished expert episodes that are enough"""
-    max_steps: int = 64
-    """pool steps of the expert at most"""
-    epochs: int = 4
-    """passes over the expert's samples"""
-    minibatch: int = 4_096
+    episodes: int = 400_000
+    """freshly played expert episodes that are enough"""
+    minibatch: int = 3_500
     """samples of one gradient step"""
-    learning_rate: float = 1e-3
-    """constant during the warm-up"""
+    learning_rate: float = 2e-3
+    """at the start; it falls along a cosine"""
+    answer_weight: float = 1.0
+    """weight of the expert's answers beside its decisions"""
 
 
 @dataclass(frozen=True)
@@ -206,11 +204,13 @@ def training_options(settings: Settings) -> TrainingOptions:
         value_weight=chosen.value_weight,
         max_gradient_norm=chosen.max_gradient_norm,
     )
-    warm_up = WarmUpOptions(episodes=chosen.warmup_episodes, epochs=chosen.warmup_epochs)
+    warm_up = WarmUpOptions(
+        episodes=chosen.warmup_episodes, minibatch=chosen.warmup_minibatch, learning_rate=chosen.warmup_learning_rate
+    )
     return TrainingOptions(
         network=NetworkOptions(hidden=(chosen.hidden, chosen.hidden)),
         ppo=ppo,
-        warm_up=warm_up if chosen.warmup_episodes > 0 and chosen.warmup_epochs > 0 else None,
+        warm_up=warm_up if chosen.warmup_episodes > 0 else None,
         gates=GateOptions(
             actor_loss=gates.warmup_actor_loss,
             actor_loss_warn=gates.warmup_actor_loss_warn,

@@ -14,7 +14,7 @@ from agentpipe.errors import EmptyMaskError, NonFiniteError
 from agentpipe.learning.sampling import sample_categorical
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from agentpipe.environments.pool import LinePool
     from agentpipe.learning.network import PolicyNetwork
@@ -101,6 +101,7 @@ def collect(
     workers: Workers,
     *,
     step: int = 0,
+    expert: Callable[[int], npt.NDArray[np.int64]] | None = None,
 ) -> EpisodeFigures:
     """Fills ``rollout`` with sampled decisions of ``network``; the pool goes on from where it stands.
 
@@ -111,6 +112,7 @@ def collect(
         generator: one uniform number an environment and step is drawn from it.
         workers: share the environments; the result does not depend on how many there are.
         step: pool steps before this rollout, for error messages.
+        expert: decides instead, given the step of this rollout; log-probabilities are not filled then.
 
     Raises:
         NonFiniteError: at the first non-finite observation, value or reward, naming environment, field and step.
@@ -119,7 +121,9 @@ def collect(
     figures = EpisodeFigures()
     with torch.inference_mode():
         for t in range(rollout.steps):
-            _decide(pool, network, rollout, t, generator, workers, step + t)
+            if expert is not None:
+                rollout.action[t] = torch.from_numpy(expert(t))
+            _decide(pool, network, rollout, t, None if expert else generator.random(pool.size), workers, step + t)
             rollout.segment[t] = pool.segment
             pool.step(rollout.action[t].numpy())
             rollout.reward[t] = pool.reward
@@ -140,11 +144,10 @@ def _decide(
     network: PolicyNetwork,
     rollout: Rollout,
     t: int,
-    generator: np.random.Generator,
+    uniforms: npt.NDArray[np.float64] | None,
     workers: Workers,
     step: int,
 ) -> None:
-    uniforms = generator.random(pool.size)
     arrays = (pool.observation, pool.time, pool.mask, pool.last_action)
     observation, time, mask, last_action = (torch.from_numpy(array) for array in arrays)
 
@@ -159,12 +162,14 @@ def _decide(
         rollout.last_action[t, at] = last_action[at]
         logits, value = network.heads(rollout.encoded[t, at], rollout.last_action[t, at], rollout.mask[t, at])
         require_finite(value.numpy(), "value", step, names)
+        rollout.value[t, at] = value
+        if uniforms is None:
+            return
         log_probabilities = logits.log_softmax(dim=-1)
         # Where the mask is false the logit is -1e9, so that its probability is exactly zero.
         action = torch.from_numpy(sample_categorical(log_probabilities.exp().numpy(), uniforms[at]))
         rollout.action[t, at] = action
         rollout.log_probability[t, at] = log_probabilities.gather(1, action.unsqueeze(1)).squeeze(1)
-        rollout.value[t, at] = value
 
     workers.run(block, -(-pool.size // BLOCK))
 

@@ -15,7 +15,7 @@ from agentpipe.errors import CheckpointError, LearningError
 from agentpipe.learning import checkpoint as checkpoints
 from agentpipe.learning.fused import SegmentedGradient
 from agentpipe.learning.gates import Breaker, GateFigure, WarmUpFigures, training_gate, warm_up_gate
-from agentpipe.learning.imitation import clone, demonstrate
+from agentpipe.learning.imitation import warm_up
 from agentpipe.learning.interruption import deferred_signals
 from agentpipe.learning.metrics import Events, Utilisation
 from agentpipe.learning.network import PolicyNetwork
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from agentpipe.environments.players import Player
+    from agentpipe.environments.demonstrator import Expert
     from agentpipe.environments.pool import LinePool
     from agentpipe.learning.normalisation import ObservationStatistics
     from agentpipe.progress import Progress
@@ -81,7 +81,7 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
     options: TrainingOptions,
     *,
     directory: Path,
-    expert: Player | None = None,
+    expert: Expert | None = None,
     validate: Callable[[PolicyPackage], float] | None = None,
     initial: PolicyPackage | None = None,
     resume: Path | None = None,
@@ -119,18 +119,19 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
         NonFiniteError: at the first NaN or infinity; the last checkpoint stays.
         CheckpointError: ``resume`` is damaged or was made under other options.
     """
-    state = TrainingState(statistics, len(action_names), pool.size, options)
     context = {"parent": parent, "configuration_digest": configuration_digest, "provenance": provenance or {}}
-    run = _Run(pool, state, directory, context, tuple(action_names), simulator_version, validate, progress)
-    with deferred_signals(signal.SIGTERM, signal.SIGINT) as told_to_end, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        told_to_end = stack.enter_context(deferred_signals(signal.SIGTERM, signal.SIGINT))
+        # From the first weight on: even an orthogonal matrix has other last bits when two threads make it.
         stack.enter_context(_single_threaded_torch())
-        run.workers = stack.enter_context(Workers(options.threads))
+        workers = stack.enter_context(Workers(options.threads))
+        state = TrainingState(statistics, len(action_names), pool.size, options)
+        run = _Run(pool, state, workers, directory, context, tuple(action_names), simulator_version, validate, progress)
         if resume is not None:
             run.resume(resume)
         run.events = stack.enter_context(Events(directory / "tensorboard", _resume_at(state, resume)))
         if resume is None:
             run.start(initial, expert)
-        run.gradient = SegmentedGradient(state.network, options.ppo.clip, options.ppo.value_weight, run.workers)
         reason, explanation = run.loop(lambda: told_to_end() or (stop is not None and stop()))
         return run.finish(reason, explanation)
 
@@ -154,13 +155,12 @@ class _Run:
     """One run; holds what its steps share."""
 
     events: Events
-    workers: Workers
-    gradient: SegmentedGradient
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - private, see train
         self,
         pool: LinePool,
         state: TrainingState,
+        workers: Workers,
         directory: Path,
         context: dict[str, Any],
         action_names: tuple[str, ...],
@@ -172,6 +172,9 @@ class _Run:
         self.directory, self.context = directory, context
         self.action_names, self.simulator_version = action_names, simulator_version
         self.validate, self.progress = validate, progress
+        self.workers = workers
+        ppo = self.options.ppo
+        self.gradient = SegmentedGradient(state.network, ppo.clip, ppo.value_weight, workers)
         self.breaker = Breaker(self.options.gates)
         self.utilisation = Utilisation()
         self.started = time.monotonic()
@@ -189,22 +192,12 @@ class _Run:
         self.breaker.streaks = self.state.counters.streaks
         self.checkpoint = path
 
-    def start(self, initial: PolicyPackage | None, expert: Player | None) -> None:
+    def start(self, initial: PolicyPackage | None, expert: Expert | None) -> None:
         state, options = self.state, self.options
         if initial is not None:
             self._take_weights(initial)
         elif options.warm_up is not None and expert is not None and options.warm_up.episodes > 0:
-            demonstrations = demonstrate(self.pool, expert, state.network, state.scaler, options.warm_up, self.progress)
-            state.warm_up = clone(
-                state.network,
-                demonstrations,
-                options.warm_up,
-                state.generator,
-                value_weight=options.ppo.value_weight,
-                max_gradient_norm=options.ppo.max_gradient_norm,
-                expert=expert.name,
-                progress=self.progress,
-            )
+            state.warm_up = warm_up(self.pool, expert, state, options.warm_up, options.ppo, self.workers, self.progress)
             self.events.write({f"warm_up/{name}": v for name, v in vars(state.warm_up).items() if name != "expert"}, 0)
             failed = [figure for figure in warm_up_gate(state.warm_up, options.gates) if figure.status == "fail"]
             if failed and options.gates.warm_up_breaks:

@@ -12,7 +12,7 @@ import pytest
 from agentpipe.errors import CheckpointError, LearningError, NonFiniteError, VersionError
 from agentpipe.learning import checkpoint as checkpoints
 from agentpipe.learning.gates import Breaker, training_gate, warm_up_gate
-from agentpipe.learning.options import GateOptions, share_at, training_options
+from agentpipe.learning.options import GateOptions, NetworkOptions, share_at, training_options
 from agentpipe.learning.package import PolicyPackage
 from agentpipe.learning.trainer import train
 from agentpipe.settings import Settings
@@ -266,8 +266,6 @@ def test_starts_from_a_parent(tmp_path):
     )
     assert child.package.digest == parent.digest
     assert child.package.provenance["parent"] == parent.digest
-    from agentpipe.learning.options import NetworkOptions
-
     with pytest.raises(LearningError, match="another network"):
         run(tmp_path / "other", tiny_options(network=NetworkOptions(hidden=(4, 4))), initial=parent)
 
@@ -336,3 +334,25 @@ def test_tiny_pool_snapshot_restores_its_future():
     draws = [pool.generator.random() for _ in range(3)]
     pool.restore(snapshot)
     assert [pool.generator.random() for _ in range(3)] == draws
+
+
+@pytest.mark.parametrize(("terminating", "expected"), [(False, 10.0), (True, 1 + 0.9 + 0.81 + 0.729)])
+def test_critic_learns_one_over_one_minus_gamma_across_truncations(tmp_path, terminating, expected):
+    """Reward 1 for ever, cut every four steps: a first step is worth 1/(1 - 0.9). Negative control: cuts that are
+    told as terminations give the wrong number, the sum of four rewards."""
+
+    class Endless(TinyPool):
+        def step(self, actions):
+            super().step(actions)
+            for name in ("observation", "mask", "last_action", "time"):  # the cut is not to be seen
+                getattr(self, f"final_{name}")[:] = getattr(self, name)
+            if terminating:
+                self.terminated[:], self.truncated[:] = self.truncated, False
+
+    options = tiny_options(budget_steps=512 * 150, ppo={"schedule": "constant", "entropy_weight": 0.2})
+    pool = Endless(truncating=True)
+    result = run(tmp_path, options, pool=pool)
+    assert result.reason == "budget"
+    pool.reset()
+    value = result.package.act(pool.observation, pool.last_action, pool.time, pool.mask).value.mean()
+    assert value * result.update_log[-1]["rewards/deviation"] == pytest.approx(expected, rel=0.12)
