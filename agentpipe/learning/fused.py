@@ -70,8 +70,7 @@ class SegmentedGradient:
         self._shards = torch.zeros(SHARDS, sum(self._sizes))
         self._views = [self._split(shard) for shard in self._shards]
         self.gradient = torch.zeros(sum(self._sizes))
-        for parameter, view in zip(network.parameters(), self._split(self.gradient).values(), strict=True):
-            parameter.grad = view
+        self._gradient_views = self._split(self.gradient)
         width = network.first.out_features
         self._table = torch.zeros(network.action_count + 1, width)
         self._table_gradients = torch.zeros(SHARDS, network.action_count + 1, width)
@@ -119,7 +118,9 @@ class SegmentedGradient:
         self.workers.run(shard, SHARDS)
         torch.sum(self._shards, dim=0, out=self.gradient)
         table_gradient = self._table_gradients.sum(dim=0)
-        views = dict(zip(self.names, (parameter.grad for parameter in network.parameters()), strict=True))
+        views = self._gradient_views
+        for name, parameter in network.named_parameters():
+            parameter.grad = views[name]  # at every call: two gradients of one network may take turns
         torch.mm(table_gradient, network.projection.weight, out=views["embedding.weight"])
         torch.mm(table_gradient.t(), network.embedding.weight, out=views["projection.weight"])
         sums: npt.NDArray[np.float64] = self._shard_sums.sum(axis=0)

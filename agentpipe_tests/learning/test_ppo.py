@@ -79,6 +79,18 @@ def test_fused_gradient_equals_autograd(shape, shared, activation):
     assert sums[14:].tolist() == [300] * 4
 
 
+def test_two_gradients_of_one_network_take_turns():
+    net = network_of((8,))
+    batch, rows, none = batch_of(net), torch.arange(64), Workers(1)
+    first, second = (SegmentedGradient(net, CLIP.tolist(), weight, none) for weight in (0.5, 1.0))
+    seen = []
+    for gradient in (first, second, first):
+        gradient(batch, rows, 0.0)
+        seen.append(net.critic_head.weight.grad.clone())
+    assert torch.equal(seen[0], seen[2])
+    torch.testing.assert_close(2 * seen[0], seen[1])
+
+
 def test_gradient_does_not_depend_on_the_number_of_threads():
     net = network_of((8, 8))
     batch = batch_of(net, size=700)

@@ -49,12 +49,12 @@ def test_learns_nothing_from_shuffled_rewards(tmp_path):
 
 
 def test_warm_up_clones_the_expert(tmp_path):
-    options = tiny_options(warm_up=tiny_warm_up(epochs=20), budget_steps=512)
+    options = tiny_options(warm_up=tiny_warm_up(episodes=3_000), budget_steps=512)
     result = run(tmp_path, options, expert=TinyExpert(), validate=tiny_score)
     assert result.validations[0][0] == 0
     assert result.validations[0][1] > 0.85
-    assert result.warm_up.samples == 64 * 4
-    assert result.warm_up.episodes == 64
+    assert result.warm_up.samples == 4 * result.warm_up.episodes
+    assert result.warm_up.episodes >= 3_000
     assert result.warm_up.accuracy > 0.85
     assert [figure.name for figure in result.gates if figure.gate == "2"] == [
         "actor loss",
@@ -232,7 +232,7 @@ def test_breaker_stops_and_keeps_the_last_good_weights(tmp_path):
 
 
 def test_failing_warm_up_gate_stops_before_the_policy_gradient(tmp_path):
-    options = tiny_options(warm_up=tiny_warm_up(epochs=1), gates=GateOptions(critic_mae_warn=0.01, warm_up_breaks=True))
+    options = tiny_options(warm_up=tiny_warm_up(), gates=GateOptions(critic_mae_warn=0.01, warm_up_breaks=True))
     result = run(tmp_path, options, expert=TinyExpert())
     assert (result.reason, result.updates) == ("gate", 0)
     assert "gate 2: critic mean absolute error" in result.explanation

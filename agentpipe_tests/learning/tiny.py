@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agentpipe.environments.demonstrator import QUESTION_COUNT
 from agentpipe.learning.normalisation import ObservationStatistics
 from agentpipe.learning.options import NetworkOptions, PpoOptions, TrainingOptions, WarmUpOptions
 
@@ -116,6 +117,9 @@ class TinyExpert:
     def act(self, pool):
         return Decided(pool.target + CHOICES * pool.segment.astype(np.int64), np.ones(pool.size, np.float32))
 
+    def answers(self, pool):
+        return np.full((pool.size, QUESTION_COUNT), -1)
+
 
 class TinyRandom:
     name = "tiny random"
@@ -142,12 +146,14 @@ def tiny_options(**changes):
     )
     settings = {"budget_steps": 10_000, "validate_every": 2, "checkpoint_every": 1_000, "patience": None, "seed": 1}
     warm_up = changes.pop("warm_up", None)
-    network = changes.pop("network", NetworkOptions(hidden=(16, 16), action_embedding=4, time_frequencies=2))
+    network = changes.pop(
+        "network", NetworkOptions(hidden=(16, 16), action_embedding=4, time_frequencies=2, activation="tanh")
+    )
     return TrainingOptions(network=network, ppo=ppo, warm_up=warm_up, **{**settings, **changes})
 
 
 def tiny_warm_up(**changes):
-    return WarmUpOptions(**{"episodes": 64, "epochs": 4, "minibatch": 64, "learning_rate": 3e-3, **changes})
+    return WarmUpOptions(**{"episodes": 256, "minibatch": 64, "answer_weight": 0.0, "learning_rate": 3e-3, **changes})
 
 
 def tiny_score(package, seed=7, steps=8, size=128):
