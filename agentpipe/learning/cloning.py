@@ -94,7 +94,7 @@ class _CloningBlock(Block):
 
 
 @entry
-def _clone_head(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913, PLR0917 - a kernel
+def _clone_head(  # type: ignore[no-untyped-def]  # noqa: ANN202, C901, PLR0912, PLR0913, PLR0917 - a kernel
     logits,  # noqa: ANN001
     value,  # noqa: ANN001
     mask,  # noqa: ANN001

@@ -157,6 +157,7 @@ class Block:
         return self._cuts[rows]
 
     def load(self, batch: Batch, rows: Tensor) -> None:
+        """Copies the samples ``rows`` of ``batch`` here."""
         torch.index_select(batch.encoded, 0, rows, out=self.encoded)
         torch.index_select(batch.last_action, 0, rows, out=self.last_action)
         torch.index_select(batch.mask, 0, rows, out=self.mask)
@@ -183,6 +184,7 @@ class Block:
         ]
 
     def forward(self, network: PolicyNetwork, table: Tensor) -> None:
+        """Computes logits (unmasked) and values; ``table`` f32[A + 1, first width] is the projected embedding."""
         torch.addmm(network.first.bias, self.encoded, network.first.weight.t(), out=self.first)
         torch.index_select(table, 0, self.last_action, out=self.looked_up)
         self._activate(self.first.add_(self.looked_up))
@@ -211,6 +213,7 @@ class Block:
         _head(self.logits.numpy(), self.value.numpy(), *(tensor.numpy() for tensor in inputs), clip, *weights, sums)
 
     def backward(self, network: PolicyNetwork, views: dict[str, Tensor], table_gradient: Tensor) -> None:
+        """Adds the gradients of all parameters to ``views``, those of the table to ``table_gradient``."""
         stacks = self._stacks(network)
         tops, top_gradients = [], []
         for trunk, (_, _, values, gradient) in enumerate(stacks):

@@ -221,9 +221,9 @@ def test_last_action_out_of_range_is_refused(package):
         package.act(observation, last_action, time, mask)
 
 
-def test_embedding_table_equals_concatenation(package):
+def test_embedding_table_equals_concatenation():
     """The table look-up is the concatenation of the embedding to the input, written differently."""
-    network = package.network
+    network = make(activation="tanh").network
     observation, last_action, time, mask = (torch.from_numpy(part) for part in inputs(6))
     encoded = network.encode(observation, time)
     wide = torch.cat([encoded, network.embedding(last_action)], dim=1)
