@@ -56,7 +56,9 @@ def ui(
                 sys.stdout.flush()
             else:
                 typer.echo(f"{url}  (home {folder}; Ctrl-C ends it)")
-            code = process.wait()
+            code = 0
+            with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
+                code = process.wait()
             if code not in (0, -signal.SIGINT, -signal.SIGTERM):
                 raise ServiceError("the UI ended by itself", exit_code=code, remedy="its last lines above say why")
 
@@ -114,6 +116,7 @@ def _environment(home: Path) -> dict[str, str]:
 
     dagster_home(home)
     environment = {**os.environ, "AGENTPIPE_HOME": str(home), "DAGSTER_HOME": str(home / "dagster")}
+    environment.setdefault("PYTHONWARNINGS", "ignore")  # Dagster's own, about its commands
     last = home / "last_run.json"
     if last.exists():
         for name, value in json.loads(last.read_text()).items():

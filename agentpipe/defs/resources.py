@@ -7,7 +7,7 @@ import datetime as dt
 import functools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from pydantic import Field
 
 from agentpipe.defs.graph import SHAPES, Take
 from agentpipe.defs.partitions import TRIGGERS, candidate_key, days_of_week, split_candidate
-from agentpipe.defs.references import MISSING, References
+from agentpipe.defs.references import MISSING, Reference, References
 from agentpipe.environments.parameters import CELLS
 from agentpipe.errors import LockHeldError, TableError
 from agentpipe.settings import Settings, load_settings
@@ -105,15 +105,13 @@ class Workspace(dg.ConfigurableResource[Any]):
         """
         store = self.table_store()
         references = {key: self.references.load("disturbance_table", key) for key in ((cell,) if cell else CELLS)}
-        behind: list[str] = []
         for version in sorted({reference.figures["table_version"] for reference in references.values()}):
             table = store.load(version)
-            missed = [key for key, found in references.items() if table.cell_digests[key] != found.data_version]
-            if not missed:
+            if not _behind(references, table):
                 return table
-            behind = missed if not behind or len(missed) < len(behind) else behind
-        remedy = f"materialise disturbance_table for {', '.join(behind)}"
-        raise TableError("the cells come from different versions of the table", cells=", ".join(behind), remedy=remedy)
+        behind = ", ".join(_behind(references, store.current()))
+        remedy = f"materialise disturbance_table for {behind}"
+        raise TableError("the cells come from different versions of the table", cells=behind, remedy=remedy)
 
     def line_profile(self) -> LineProfile:
         """The materialised line profile."""
@@ -190,6 +188,11 @@ class Workspace(dg.ConfigurableResource[Any]):
             and found.code_version == SHAPES[asset].code_version
             and (self.root / found.path).exists()
         )
+
+
+def _behind(references: Mapping[str, Reference], table: DisturbanceTable) -> list[str]:
+    """The cells whose materialised rows are not those of ``table``."""
+    return [key for key, found in references.items() if table.cell_digests[key] != found.data_version]
 
 
 def _source_table(workspace: Workspace) -> DisturbanceTable:

@@ -133,7 +133,7 @@ def step(context: dg.AssetExecutionContext, workspace: Workspace) -> Iterator[St
     if context.has_partition_key and len(context.partition_keys) != 1:
         raise HomeError("one run, one partition", asset=asset, remedy="launch one run per partition")
     label = f"{asset}[{partition}]" if partition else asset
-    with hold_home(workspace.root, f"run {context.run_id}", LOCK_PATIENCE):
+    with hold_home(workspace.root, f"run {context.run.run_id}", LOCK_PATIENCE):
         yield Step(
             asset=asset,
             partition=partition,

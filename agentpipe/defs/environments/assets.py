@@ -81,7 +81,7 @@ def disturbance_table(context: dg.AssetExecutionContext, workspace: Workspace) -
     with step(context, workspace) as work:
         assert work.partition is not None
         store = workspace.table_store()
-        table = store.refresh(who="disturbance_table", why=f"run {context.run_id}")
+        table = store.refresh(who="disturbance_table", why=f"run {context.run.run_id}")
         own = [table.rows[index] for index in table.cell_rows(work.partition)]
         return work.result(
             data_version=table.cell_digests[work.partition],

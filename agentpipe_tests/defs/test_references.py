@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agentpipe.defs.references import MISSING, Reference, References
+from agentpipe.errors import CorruptError
+
+
+def reference(partition: str | None = None, version: str = "v1") -> Reference:
+    return Reference("trajectories", partition, version, "trajectories/x", {"up": "u"}, "c", "1", 0.5, {"episodes": 3})
+
+
+def test_a_reference_comes_back_as_it_was_left(tmp_path) -> None:
+    references = References(tmp_path)
+    references.save(reference("2026-01-01|manual"))
+    assert references.load("trajectories", "2026-01-01|manual") == reference("2026-01-01|manual")
+    assert references.artefact("trajectories", "2026-01-01|manual") == tmp_path / "trajectories/x"
+
+
+def test_what_was_never_materialised_is_missing_not_empty(tmp_path) -> None:
+    references = References(tmp_path)
+    assert references.find("trajectories", "load-1") is None
+    assert references.version("trajectories", "load-1") == MISSING
+    assert references.version_of_all("trajectories", ("load-1", "load-2")) == MISSING
+    with pytest.raises(CorruptError, match=r"trajectories\[load-1\] was never materialised"):
+        references.load("trajectories", "load-1")
+
+
+def test_the_version_of_all_changes_with_any_of_them(tmp_path) -> None:
+    references = References(tmp_path)
+    seen = set()
+    for key, version in (("a", "1"), ("b", "1"), ("b", "2"), ("a", "2")):
+        references.save(reference(key, version))
+        seen.add(references.version_of_all("trajectories", ("a", "b")))
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"asset": "x"}', "half", ""])
+def test_a_damaged_reference_names_its_file(tmp_path, content: str) -> None:
+    path = References(tmp_path).path("trajectories", "load-1")
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    with pytest.raises(CorruptError) as caught:
+        References(tmp_path).find("trajectories", "load-1")
+    assert caught.value.where["file"] == path
+
+
+def test_a_reference_of_another_version_with_more_fields_is_refused(tmp_path) -> None:
+    references = References(tmp_path)
+    references.save(reference())
+    path = references.path("trajectories")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "later": 1}))
+    with pytest.raises(CorruptError, match="later"):
+        references.find("trajectories")
