@@ -208,6 +208,8 @@ class _Run:
         # that every rollout holds all segments.
         state.good = state.weights()
         self._look()
+        if state.warm_up is not None:
+            self._save()  # an interrupted run does not warm up again
 
     def _take_weights(self, initial: PolicyPackage) -> None:
         theirs, mine = initial.network.state_dict(), self.state.network.state_dict()

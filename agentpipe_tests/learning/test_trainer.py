@@ -63,6 +63,23 @@ def test_warm_up_clones_the_expert(tmp_path):
     ]
 
 
+def test_warm_up_is_not_repeated_when_the_run_breaks_off_after_it(tmp_path):
+    options = tiny_options(warm_up=tiny_warm_up(), budget_steps=1_024)
+
+    def refuse(stage, *_):
+        if stage == "training":
+            raise RuntimeError("broken off")
+
+    with pytest.raises(RuntimeError, match="broken off"):
+        run(tmp_path, options, expert=TinyExpert(), progress=refuse)
+    found = checkpoints.latest(tmp_path / "checkpoints")
+    assert found.name.startswith("update-000000")
+    resumed = run(tmp_path, options, resume=found)
+    whole = run(tmp_path / "whole", options, expert=TinyExpert())
+    assert weights_of(resumed) == weights_of(whole)
+    assert resumed.warm_up == whole.warm_up
+
+
 def test_best_weights_are_restored_not_the_last(tmp_path):
     scores = iter([0.1, 0.9, 0.2, 0.3, 0.4, 0.5])
     seen = []
