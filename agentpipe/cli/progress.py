@@ -17,12 +17,24 @@ _EVERY_SECONDS = 5.0
 @contextlib.contextmanager
 def showing(title: str) -> Iterator[Progress]:
     """Yields a progress receiver; what is reported as ``title`` is the overall progress, the rest the current work."""
-    with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal:  # Dagster redirects the original while a step runs
+    with _terminal() as terminal:
         if terminal.isatty():
             with _bars(title, terminal) as receiver:
                 yield receiver
         else:
             yield _Lines(title, terminal)
+
+
+@contextlib.contextmanager
+def _terminal() -> Iterator[TextIO]:
+    """Standard error as it is now: Dagster redirects the original while a step runs."""
+    try:
+        descriptor = os.dup(sys.stderr.fileno())
+    except OSError:  # replaced by something that is no file
+        yield sys.stderr
+        return
+    with os.fdopen(descriptor, "w") as terminal:
+        yield terminal
 
 
 class _Lines:

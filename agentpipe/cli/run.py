@@ -73,8 +73,10 @@ def _day(text: str | None) -> dt.date | None:
 
 
 def _main_job(options: dict[str, Any], day: dt.date | None) -> dict[str, Any]:
+    from agentpipe.settings import load_settings
+
     started = time.monotonic()
-    home = options["home"] or Path(os.environ.get("AGENTPIPE_HOME", ".agentpipe"))
+    home = load_settings(**options).home  # what is wrong with the settings is said before anything is loaded
     os.environ["AGENTPIPE_HOME"] = str(home)  # the partitions of the definitions begin where the home says
     _interrupt_on_terminate()
     say(f"Home: {home}")

@@ -85,6 +85,7 @@ def run_main_job(
     """
     given = _absolute(options)
     home = load_settings(**given).home.resolve()
+    Workspace(**given).source_version("machine_history", None)  # fails here rather than in the first run
     prepare_home(home)
     with hold_home(home, "agentpipe run"):
         start = partitions.keep_start(home)

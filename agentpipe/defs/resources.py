@@ -18,7 +18,7 @@ from agentpipe.defs.graph import SHAPES, Take
 from agentpipe.defs.partitions import TRIGGERS, candidate_key, days_of_week, split_candidate
 from agentpipe.defs.references import MISSING, Reference, References
 from agentpipe.environments.parameters import CELLS
-from agentpipe.errors import LockHeldError, TableError
+from agentpipe.errors import LockHeldError, MachineHistoryError, TableError
 from agentpipe.settings import Settings, load_settings
 from agentpipe.storage import canonical_json, digest_bytes, digest_file, home_lock
 
@@ -129,7 +129,7 @@ class Workspace(dg.ConfigurableResource[Any]):
         """Content version of an external source; of the table, of the rows of one cell."""
         settings = self.settings
         if name == "machine_history":
-            return NONE if settings.machine_history is None else digest_file(settings.machine_history)
+            return NONE if settings.machine_history is None else _history_version(settings.machine_history)
         if name == "table_source":
             assert partition is not None
             return _source_table(self).cell_digests[partition]
@@ -188,6 +188,13 @@ class Workspace(dg.ConfigurableResource[Any]):
             and found.code_version == SHAPES[asset].code_version
             and (self.root / found.path).exists()
         )
+
+
+def _history_version(path: Path) -> str:
+    if not path.is_file():
+        remedy = "give the path of an existing CSV file"
+        raise MachineHistoryError("there is no such machine-history table", file=path, remedy=remedy)
+    return digest_file(path)
 
 
 def _behind(references: Mapping[str, Reference], table: DisturbanceTable) -> list[str]:

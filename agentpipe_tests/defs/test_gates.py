@@ -11,7 +11,9 @@ from agentpipe.evaluation.gates import CHECK_NAMES, GateResult
 
 
 def judged(*, passed: bool, severity: str = "error", value: float | None = 0.5) -> GateResult:
-    return GateResult(5, "success", passed, severity, value, 0.75, "train longer", {"episodes": 300, "ci95": [0.4, 0.6]})
+    return GateResult(
+        5, "success", passed, severity, value, 0.75, "train longer", {"episodes": 300, "ci95": [0.4, 0.6]}
+    )
 
 
 def test_a_failing_error_blocks_and_carries_value_threshold_and_remedy() -> None:

@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
-HEAVY = "torch onnxruntime numba redis plyvel tritonclient ray pandas sklearn scipy matplotlib tensorboard".split()
+HEAVY = [
+    *("torch", "onnxruntime", "numba", "redis", "plyvel", "tritonclient", "ray"),
+    *("pandas", "sklearn", "scipy", "matplotlib", "tensorboard"),
+]
 
 
 @pytest.mark.parametrize(
