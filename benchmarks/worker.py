@@ -1,0 +1,85 @@
+"""A benchmark's own process on a given number of cores: pinned, and told so before any library counts the cores."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentpipe.storage import read_json, write_json
+from benchmarks.measure import RESULTS, ROOT, Figure, stamp, store, usable_cores
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+@dataclass
+class Found:
+    """What one pinned process brings home."""
+
+    figures: list[Figure] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """what was not measured, and why"""
+    versions: dict[str, str] = field(default_factory=dict)
+    """of what the benchmark brought along itself"""
+
+
+Body = Callable[[int, bool], Found]
+
+
+def main(name: str, body: Body, arguments: Sequence[str] | None = None) -> Path | None:
+    """The command line of one benchmark: starts a pinned process for each number of cores and stores what they found.
+
+    Args:
+        name: of the benchmark; ``python -m benchmarks.<name>`` runs it.
+        body: given the cores and whether this is a smoke run, measures.
+        arguments: of the command line.
+
+    Returns:
+        The file of results; nothing in the pinned process.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
+    parser.add_argument("--smoke", action="store_true", help="everything tiny and once: shows that it runs, no more")
+    parser.add_argument("--cores", default="1,2", help="numbers of cores, comma-separated (default 1,2)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--pinned", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.pinned:
+        found = body(given.pinned, given.smoke)
+        write_json(given.out, {**vars(found), "figures": [vars(figure) for figure in found.figures]})
+        return None
+    origin = stamp(f"python -m benchmarks.{name} --cores {given.cores}" + (" --smoke" if given.smoke else ""))
+    together = Found()
+    for cores in (int(text) for text in given.cores.split(",")):
+        if cores > len(usable_cores()):
+            together.skipped[f"{cores} cores"] = f"this machine lets us use {len(usable_cores())}"
+            continue
+        print(f"{name}, {cores} core{'s' if cores > 1 else ''}", file=sys.stderr)
+        found = run_pinned(name, cores, smoke=given.smoke)
+        together.figures += found.figures
+        together.skipped |= found.skipped
+        origin["versions"] |= found.versions
+    return store(name, origin, together.figures, given.out, skipped=together.skipped, smoke=given.smoke)
+
+
+def run_pinned(name: str, cores: int, *, smoke: bool) -> Found:
+    """Runs ``benchmarks.<name>`` in a process of its own on the first ``cores`` cores and returns what it found."""
+    chosen = usable_cores()[:cores]
+
+    def pin() -> None:
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, chosen)
+
+    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(cores))}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--pinned", str(cores), "--out", str(out)]
+        command += ["--smoke"] if smoke else []
+        subprocess.run(command, check=True, cwd=ROOT, env=environment, preexec_fn=pin)
+        content = read_json(out)
+    figures = [Figure(**{**figure, "rates": tuple(figure["rates"])}) for figure in content["figures"]]
+    return Found(figures, content["skipped"], content["versions"])
