@@ -32,6 +32,15 @@ def champion(workspace: Workspace) -> Champion | None:
     return ChampionStore(workspace.root / "champion").current()
 
 
+def parent_of(workspace: Workspace, partition: str | None) -> Champion | None:
+    """The champion that the candidate recorded as its parent, whoever is champion now; ``None`` where it had none."""
+    from agentpipe.learning.champion import ChampionStore
+
+    parent = workspace.references.load("policy_checkpoint", partition).figures["parent"]
+    history = ChampionStore(workspace.root / "champion").history()
+    return next((entry for entry in reversed(history) if entry.digest == parent), None)
+
+
 def rules(profile: LineProfile) -> Player:
     """The rule-based player with its frozen thresholds."""
     from agentpipe.environments.rules import RulesPlayer

@@ -8,7 +8,7 @@ from agentpipe.defs.evaluation.checks import attribution_specs, evaluation_gates
 from agentpipe.defs.gates import check_result, figures
 from agentpipe.defs.graph import specification
 from agentpipe.defs.partitions import TRIGGERS, candidate_key, days_of_week
-from agentpipe.defs.players import champion, judged_players, policy_player, rules
+from agentpipe.defs.players import judged_players, parent_of, policy_player, rules
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.scene import scene
 from agentpipe.defs.steps import markdown, plot, purpose, rows, step
@@ -117,7 +117,7 @@ def failure_attribution(context: dg.AssetExecutionContext, workspace: Workspace)
 
 @dg.asset(**specification("policy_drift"))
 def policy_drift(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.MaterializeResult:
-    """How far the candidate's decisions are from the champion's.
+    """How far the candidate's decisions are from those of the champion that it is compared with: its recorded parent.
 
     KL(candidate ‖ champion) over the same reference observations, which the rule-based player meets in training
     environments: overall, by cell, by segment, with an interval. Says NO_CHAMPION before there is one and
@@ -130,7 +130,7 @@ def policy_drift(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.
     from agentpipe.storage import canonical_json, digest_bytes, write_json
 
     with step(context, workspace) as work:
-        setting, settings, current = scene(workspace), workspace.settings, champion(workspace)
+        setting, settings, current = scene(workspace), workspace.settings, parent_of(workspace, work.partition)
         reference = collect_reference(
             setting.catalog.environments("train"),
             setting.table,

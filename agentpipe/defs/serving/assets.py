@@ -60,12 +60,13 @@ def triton_bundle(context: dg.AssetExecutionContext, workspace: Workspace) -> dg
 
 def _why_not(workspace: Workspace) -> list[str]:
     """Why a bundle made under these settings may not become champion; empty where it may."""
-    reasons = []
-    if workspace.settings.gates.beats_random_only:
-        reasons.append("its gates only ask that it beats random")
-    if workspace.settings.profile == "demo":
-        reasons.append("the demo profile trains and judges on a small part of the catalogue")
-    return reasons
+    settings = workspace.settings
+    reasons = {
+        "the demo profile is for a first look": settings.profile == "demo",
+        "its gates only ask that it beats random": settings.gates.beats_random_only,
+        "it was judged on a part of the hold-out only": settings.evaluation.environments is not None,
+    }
+    return [reason for reason, applies in reasons.items() if applies]
 
 
 @dg.asset(**specification("publish"))
