@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from agentpipe.defs.resources import Workspace
     from agentpipe.defs.scene import Scene
+    from agentpipe.environments.demonstrator import Expert
     from agentpipe.environments.line_profile import LineProfile
     from agentpipe.environments.players import Player
     from agentpipe.learning.champion import Champion
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 EPSILON = 0.2
 """How often the behaviour acts at random before there is a champion."""
-TUNING_ENVIRONMENTS, TUNING_TRIALS = 300, 24
+TUNING_ENVIRONMENTS, TUNING_TRIALS = 1_000, 40
 """On how many training environments the thresholds of the rules are searched, and how many are tried."""
 DIAGNOSES, MOST_EPISODES = 20_000, 12
 """How many labelled faults the diagnoser learns from, and from how many episodes of one environment at most."""
@@ -63,7 +64,7 @@ def behaviour(workspace: Workspace) -> tuple[Player, str]:
     return PolicyPlayer(package, greedy=False, seed=seed, name="champion"), current.digest
 
 
-def expert() -> Player:
+def expert() -> Expert:
     """Whom the warm-up clones: measures like an engineer, then declares and repairs what is true."""
     from agentpipe.environments.demonstrator import DemonstratorPlayer
 
@@ -94,7 +95,7 @@ def judged_players(package: Path, setting: Scene) -> list[Player]:
 
 
 def tuned_rules(setting: Scene) -> Player:
-    """The rules as an honest rival: on a line of the user's own, their thresholds are searched in training."""
+    """The rules as an honest rival: their thresholds are searched anew for a line of the user's own."""
     from agentpipe.environments.line_profile import default_profile
     from agentpipe.environments.rules import RulesPlayer, tune_rules
     from agentpipe.evaluation.rollout import play_first_episodes
