@@ -44,21 +44,24 @@ Means = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class RuleThresholds:
-    """What the search tunes. Readings in healthy standard deviations, severities as share of the full signature."""
+    """What the search tunes. Readings in healthy standard deviations, severities as share of the full signature.
 
-    samples: float = 8.0
+    The defaults are the best of 120 candidates on 2,000 training environments of the default line (54.3 % there).
+    """
+
+    samples: float = 25.0
     """samples of the suspected machine before anything is declared"""
-    alarm: float = 0.9
+    alarm: float = 1.68
     """below this largest deviation the alarm counts as false"""
-    overload: float = 0.14
+    overload: float = 0.154
     """mean scan-period offset above which the PLC is blamed"""
-    single: float = 0.35
+    single: float = 0.212
     """second-largest over largest deviation below which the sensor is blamed"""
-    medium: float = 0.72
+    medium: float = 0.706
     """amplitude from which a fault is of medium severity"""
-    high: float = 0.95
+    high: float = 0.872
     """amplitude from which a fault is of high severity"""
-    search: float = 2.0
+    search: float = 4.6
     """samples of every machine before one is suspected"""
 
 
