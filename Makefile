@@ -4,6 +4,7 @@
 #   make test     set up, every test                                    (ARGS="-m 'not slow'" for the quick ones)
 #   make ui       the Dagster UI of the same home, on 127.0.0.1
 #   make lint     formatting, rules, types, import contracts: checks only; `make fix` repairs what can be repaired
+#   make bench    measures simulator and training beside others, writes benchmarks/RESULTS.md (ARGS="--smoke" to try it)
 #   make clean    removes caches and the virtual environment, keeps the home
 
 SHELL := /bin/sh
@@ -20,7 +21,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 export AGENTPIPE_HOME
 
-.PHONY: help install run test ui lint fix clean browser
+.PHONY: help install run test ui lint fix bench clean browser
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -71,6 +72,9 @@ lint: install
 fix: install
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+bench: install
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
