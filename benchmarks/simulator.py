@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.line import frozen_line
 from benchmarks.measure import Contestant, take_turns
 from benchmarks.worker import Found, main
 
@@ -37,21 +38,12 @@ SPREAD = 64
 
 def line_contestant(name: str, size: int, steps: int, cores: int) -> Contestant:
     """The line in ``size`` training environments spread evenly over the catalogue, on recorded actions."""
-    from agentpipe.environments.catalog import load_catalog
-    from agentpipe.environments.datafiles import data_dir
-    from agentpipe.environments.layout import Purpose
-    from agentpipe.environments.line_profile import default_profile
     from agentpipe.environments.players import RandomPlayer
-    from agentpipe.environments.pool import build_pool
     from agentpipe.environments.rules import RulesPlayer
-    from agentpipe.environments.table import load_table
 
-    everything = load_catalog().environments("train")
-    environments = [everything[index * len(everything) // size] for index in range(size)]
-    profile = default_profile()
-    table = load_table(data_dir() / "disturbances.csv")
-    pool = build_pool(environments, table, profile, seed=0, purpose=Purpose.HEALTH, threads=cores)
-    player: Player = RulesPlayer(profile) if name == RULES else RandomPlayer()
+    line = frozen_line(size, cores)
+    pool = line.pool
+    player: Player = RulesPlayer(line.profile) if name == RULES else RandomPlayer()
     start, actions, figures = record(pool, player, steps)
 
     def turn() -> float:

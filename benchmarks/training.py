@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import stable_baselines
+from benchmarks.line import frozen_line
 from benchmarks.measure import Contestant, take_turns
 from benchmarks.worker import Found, main
 
@@ -114,23 +115,14 @@ class Line:
     """
 
     def __init__(self, environments: int | None, cores: int) -> None:
-        from agentpipe.environments.catalog import load_catalog
-        from agentpipe.environments.datafiles import data_dir
-        from agentpipe.environments.layout import Purpose
-        from agentpipe.environments.line_profile import default_profile
-        from agentpipe.environments.pool import build_pool
         from agentpipe.environments.rules import RulesPlayer
-        from agentpipe.environments.table import load_table
         from agentpipe.learning.normalisation import gather_statistics
         from agentpipe.learning.options import training_options
         from agentpipe.settings import Settings
 
-        everything = load_catalog().environments("train")
-        count = len(everything) if environments is None else environments
-        chosen = [everything[index * len(everything) // count] for index in range(count)]
-        table, profile = load_table(data_dir() / "disturbances.csv"), default_profile()
-        self.pool = build_pool(chosen, table, profile, seed=0, purpose=Purpose.HEALTH, threads=cores)
-        self.statistics = gather_statistics(self.pool, RulesPlayer(profile), steps=32)
+        line = frozen_line(environments, cores)
+        self.pool = line.pool
+        self.statistics = gather_statistics(self.pool, RulesPlayer(line.profile), steps=32)
         self.options = training_options(Settings.model_construct(threads=cores))
 
     def policy_gradient(self, updates: int) -> Contestant:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentpipe.errors import AgentpipeError, TableError
+from agentpipe.cli.options import Home, Json
+from agentpipe.cli.output import print_json, reporting
+from agentpipe.errors import TableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from agentpipe.environments.table import DisturbanceTable, TableDiff
     from agentpipe.environments.table_store import Change, TableStore
 
 app = typer.Typer(name="table", help="The disturbance table: its rows, versions and changes.", no_args_is_help=True)
 
-Home = Annotated[
-    Path | None, typer.Option("--home", help="Folder that holds every store. [default: .agentpipe]", show_default=False)
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 Who = Annotated[str, typer.Option("--who", help="Who changes it.")]
 Why = Annotated[str, typer.Option("--why", help="Why it is changed.")]
 Version = Annotated[str, typer.Argument(help="A version: its name, six or more of its first characters, or 'current'.")]
@@ -33,15 +27,15 @@ def show(
     home: Home = None,
     version: Annotated[str, typer.Option("--version", help="A kept version instead of the current one.")] = "current",
     cell: Annotated[str | None, typer.Option("--cell", help="Only this cell, such as sensor-3.")] = None,
-    as_json: Json = False,  # noqa: FBT002 - how typer declares a flag
+    as_json: Json = False,
 ) -> None:
     """Shows the rows of a version; on an empty home the project's table is taken in first."""
-    with _reporting(as_json):
+    with reporting(as_json):
         store = _store(home)
         table, warning = _open(store, version)
         rows = table.cell_rows(cell) if cell is not None else tuple(range(len(table)))
         if as_json:
-            _print_json(_table_json(store, table, rows, warning))
+            print_json(_table_json(store, table, rows, warning))
             return
         typer.echo(f"version {table.version}")
         typer.echo(f"source  {store.source_path}")
@@ -56,15 +50,15 @@ def diff(
     a: Version,
     b: Version,
     home: Home = None,
-    as_json: Json = False,  # noqa: FBT002 - how typer declares a flag
+    as_json: Json = False,
 ) -> None:
     """Shows what turns version A into version B."""
-    with _reporting(as_json):
+    with reporting(as_json):
         store = _store(home)
         names = {"before": store.resolve(a), "after": store.resolve(b)}
         difference = store.diff(a, b)
         if as_json:
-            _print_json({**names, **difference.to_json()})
+            print_json({**names, **difference.to_json()})
             return
         _print_diff(difference)
 
@@ -76,10 +70,10 @@ def set_(
     who: Who = "",
     why: Why = "",
     home: Home = None,
-    as_json: Json = False,  # noqa: FBT002 - how typer declares a flag
+    as_json: Json = False,
 ) -> None:
     """Changes rows, as a new version with its author and reason."""
-    with _reporting(as_json):
+    with reporting(as_json):
         change = _store(home).set(where, _parse_assignments(assignments), who, why)
         _print_change(change, as_json)
 
@@ -90,10 +84,10 @@ def rollback(
     who: Who = "",
     why: Why = "",
     home: Home = None,
-    as_json: Json = False,  # noqa: FBT002 - how typer declares a flag
+    as_json: Json = False,
 ) -> None:
     """Makes a kept version current again; also the way out of a source file that is not valid."""
-    with _reporting(as_json):
+    with reporting(as_json):
         change = _store(home).rollback(version, who, why)
         _print_change(change, as_json)
 
@@ -102,10 +96,10 @@ def rollback(
 def history(
     home: Home = None,
     env: Annotated[str | None, typer.Option("--env", help="Only changes of this environment's disturbance.")] = None,
-    as_json: Json = False,  # noqa: FBT002 - how typer declares a flag
+    as_json: Json = False,
 ) -> None:
     """Lists every change: who, why, when (UTC) and what; for one environment with its fingerprints."""
-    with _reporting(as_json):
+    with reporting(as_json):
         store = _store(home)
         if env is None:
             lines = [entry.to_json() for entry in store.history()]
@@ -116,25 +110,13 @@ def history(
                 for entry, row, print_ in store.environment_history(env)
             ]
         if as_json:
-            _print_json({"environment": env, "changes": lines})
+            print_json({"environment": env, "changes": lines})
             return
         for line in lines:
             typer.echo(_entry_text(line))
 
 
 # --------------------------------------------------------------------------------------------------- inside
-
-
-@contextlib.contextmanager
-def _reporting(as_json: bool) -> Iterator[None]:  # noqa: FBT001 - the flag of every command
-    """Turns a typed error into one line on standard error (a JSON document with ``--json``) and exit code 1."""
-    try:
-        yield
-    except AgentpipeError as error:
-        if as_json:
-            _print_json({"error": error.as_dict()})
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
-        raise typer.Exit(1) from error
 
 
 def _store(home: Path | None) -> TableStore:
@@ -184,10 +166,6 @@ def _parse_assignments(assignments: list[str]) -> dict[str, float]:
     return values
 
 
-def _print_json(content: object) -> None:
-    typer.echo(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False))
-
-
 def _table_json(store: TableStore, table: DisturbanceTable, rows: tuple[int, ...], warning: str) -> dict[str, Any]:
     from agentpipe.environments.parameters import PARAMETER_NAMES
 
@@ -228,10 +206,10 @@ def _print_diff(difference: TableDiff) -> None:
     typer.echo(f"cells that differ: {', '.join(difference.cells) or 'none'}")
 
 
-def _print_change(change: Change, as_json: bool) -> None:  # noqa: FBT001 - the flag of every command
+def _print_change(change: Change, as_json: bool) -> None:
     if as_json:
         entry = change.entry.to_json() if change.entry else None
-        _print_json({"version": change.version, "entry": entry, **change.diff.to_json()})
+        print_json({"version": change.version, "entry": entry, **change.diff.to_json()})
         return
     _print_diff(change.diff)
     typer.echo(f"version {change.version}" + ("" if change.entry else " (nothing changed)"))
