@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
 
-from agentpipe.storage import write_bytes
+from agentpipe.errors import DiskFullError, HomeError
+from agentpipe.storage import typed_os_errors, write_bytes
 
 CONFIGURATION = """\
 # The instance of a home, as `agentpipe run` writes it into HOME/dagster when there is none.
@@ -40,6 +42,38 @@ def open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
     dagster_home(home)
     with dg.DagsterInstance.get() as instance:
         yield instance
+
+
+@contextlib.contextmanager
+def typed_storage_errors(home: Path) -> Iterator[None]:
+    """Turns what SQLite and the operating system say of an unusable home into typed errors.
+
+    Dagster writes an event for every failure; where the disk is full that fails as well and hides what happened first.
+
+    Raises:
+        DiskFullError: no space left for the event log or an artefact.
+        HomeError: the event log cannot be written, or stays locked by another process.
+    """
+    with typed_os_errors(home):
+        try:
+            yield
+        except Exception as error:
+            said = " ".join(str(cause) for cause in _causes(error) if isinstance(cause, sqlite3.OperationalError))
+            if "disk is full" in said:
+                remedy = "free space and run again: what is finished is kept"
+                raise DiskFullError("the disk is full", file=home, remedy=remedy) from error
+            if said:
+                remedy = "choose a writable folder with --home, and end other processes that use it"
+                raise HomeError(
+                    f"the event log cannot be written: {said}", file=home / "dagster", remedy=remedy
+                ) from error
+            raise
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def settle_interrupted_runs(instance: dg.DagsterInstance) -> int:

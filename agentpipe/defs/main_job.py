@@ -18,7 +18,13 @@ import dagster as dg
 from agentpipe.defs import partitions
 from agentpipe.defs.gates import demand
 from agentpipe.defs.graph import SHAPES
-from agentpipe.defs.instance import OURS, open_instance, recorded_version, settle_interrupted_runs
+from agentpipe.defs.instance import (
+    OURS,
+    open_instance,
+    recorded_version,
+    settle_interrupted_runs,
+    typed_storage_errors,
+)
 from agentpipe.defs.jobs import STAGES, Stage
 from agentpipe.defs.progress import listening
 from agentpipe.defs.resources import Workspace, hold_home
@@ -87,7 +93,7 @@ def run_main_job(
     home = load_settings(**given).home.resolve()
     Workspace(**given).source_version("machine_history", None)  # fails here rather than in the first run
     prepare_home(home)
-    with hold_home(home, "agentpipe run"):
+    with hold_home(home, "agentpipe run"), typed_storage_errors(home):
         start = partitions.keep_start(home)
         if start != partitions.START:
             raise HomeError("the definitions were loaded for another home", file=home, remedy="start a new process")

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,29 @@ def test_two_main_jobs_in_one_home_are_one_too_many(finished: tuple[Home, dict[s
     assert code == 1
     assert answer["error"]["type"] == "LockHeldError"
     assert f"process {process.pid}" in answer["error"]["message"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of three megabytes; needs the right to mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("no right to mount a small file system here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_is_said_plainly_and_what_is_finished_is_kept(small_disk: Path) -> None:
+    home = Home(small_disk / "home")
+    code, answer, _ = home.call("run")
+    assert (code, answer["error"]["type"]) == (1, "DiskFullError")
+    assert not list(home.path.rglob(".staging-*"))
+    subprocess.run(["mount", "-o", "remount,size=500m", str(small_disk)], check=True)
+    code, document, log = home.call("run")
+    assert code == 0, log
+    assert document["runs"]["reused"] > 0
 
 
 def test_a_machine_history_becomes_the_line_and_is_reported(
