@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import TextIO
@@ -12,6 +13,7 @@ from typing import TextIO
 from agentpipe.progress import Progress
 
 _EVERY_SECONDS = 5.0
+_SILENCE_SECONDS = 15.0
 
 
 @contextlib.contextmanager
@@ -22,7 +24,9 @@ def showing(title: str) -> Iterator[Progress]:
             with _bars(title, terminal) as receiver:
                 yield receiver
         else:
-            yield _Lines(title, terminal)
+            lines = _Lines(title, terminal)
+            with lines.watched():
+                yield lines
 
 
 @contextlib.contextmanager
@@ -38,24 +42,40 @@ def _terminal() -> Iterator[TextIO]:
 
 
 class _Lines:
-    """A line for each finished part, and one every few seconds in between."""
+    """A line for each finished part, one every few seconds in between, and one when nothing was heard for long."""
 
     def __init__(self, title: str, terminal: TextIO) -> None:
         self._title = title
         self._terminal = terminal
-        self._last = time.monotonic()
-        self._started = time.monotonic()
+        self._started = self._last = time.monotonic()
+        self._latest = "starting"
 
     def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
-        now = time.monotonic()
-        if stage != self._title and now - self._last < _EVERY_SECONDS:
-            return
-        self._last = now
-        print(
-            f"[{now - self._started:6.1f} s] {stage}: {done:,} of {total:,}{f' · {note}' if note else ''}",
-            file=self._terminal,
-            flush=True,
-        )
+        self._latest = note if stage == self._title and note else stage
+        if stage == self._title or time.monotonic() - self._last >= _EVERY_SECONDS:
+            self._print(f"{stage}: {done:,} of {total:,}{f' · {note}' if note else ''}")
+
+    def _print(self, text: str) -> None:
+        self._last = time.monotonic()
+        print(f"[{self._last - self._started:6.1f} s] {text}", file=self._terminal, flush=True)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """While the body runs, long silence (a first compilation, an import) is broken."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(1.0):
+                if time.monotonic() - self._last >= _SILENCE_SECONDS:
+                    self._print(f"still at it: {self._latest}")
+
+        watcher = threading.Thread(target=watch, name="progress", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
 
 
 @contextlib.contextmanager

@@ -55,3 +55,15 @@ def test_lines_show_every_finished_part_and_the_rest_seldom() -> None:
     show("main job", 2, 56, "cell done")
     lines = [re.sub(r"^\[ *[\d.]+ s\] ", "", line) for line in terminal.getvalue().splitlines()]
     assert lines == ["main job: 1 of 56 · line done", "main job: 2 of 56 · cell done"]
+
+
+def test_long_silence_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    monkeypatch.setattr("agentpipe.cli.progress._SILENCE_SECONDS", 0.5)
+    terminal = io.StringIO()
+    show = _Lines("main job", terminal)
+    with show.watched():
+        show("main job", 1, 56, "cell[sensor-1]: trajectories")
+        time.sleep(1.4)
+    assert "still at it: cell[sensor-1]: trajectories" in terminal.getvalue()
