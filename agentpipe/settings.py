@@ -22,24 +22,25 @@ class TrainingSettings(_Section):
     """Sizes and rates of one training run. Times are simulated unless they say otherwise."""
 
     environments: int | None = Field(None, description="training environments used; none = the whole split")
-    total_steps: int = Field(16_000_000, gt=0, description="environment steps after the warm-up")
+    total_steps: int = Field(5_000_000, gt=0, description="environment steps after the warm-up")
     rollout_steps: int = Field(16, gt=0, description="steps of each environment between two updates")
     minibatch: int = Field(16_384, gt=0, description="samples a gradient step")
-    epochs: int = Field(3, gt=0, description="passes over each rollout")
-    hidden: int = Field(128, gt=0, description="width of the two hidden layers")
-    learning_rate: float = Field(1e-3, gt=0)
+    epochs: int = Field(2, gt=0, description="passes over each rollout")
+    hidden: int = Field(256, gt=0, description="width of the two hidden layers")
+    shared_trunk: bool = Field(True, description="one trunk for actor and critic; false = one for each")
+    learning_rate: float = Field(3e-4, gt=0)
     final_learning_rate_share: float = Field(0.05, ge=0, le=1, description="last learning rate over the first")
     gamma: float = Field(0.995, gt=0, le=1)
     gae_lambda: float = Field(0.95, ge=0, le=1)
-    entropy_weight: float = Field(0.01, ge=0)
+    entropy_weight: float = Field(0.005, ge=0)
     value_weight: float = Field(0.5, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0)
     clip_identify: float = Field(0.15, gt=0)
     clip_assess: float = Field(0.08, gt=0)
     clip_dispatch: float = Field(0.25, gt=0)
     clip_execute: float = Field(0.12, gt=0)
-    warmup_episodes: int = Field(400_000, ge=0, description="expert episodes cloned before the policy gradient; 0 = none")
-    warmup_minibatch: int = Field(3_500, gt=0, description="samples a gradient step of the warm-up")
+    warmup_episodes: int = Field(600_000, ge=0, description="expert episodes cloned before the policy gradient; 0 = none")
+    warmup_minibatch: int = Field(1_750, gt=0, description="samples a gradient step of the warm-up")
     warmup_learning_rate: float = Field(2e-3, gt=0)
     validate_every: int = Field(10, gt=0, description="updates between two looks at the validation split")
     patience: int = Field(12, gt=0, description="looks without improvement before training stops")
@@ -123,9 +124,10 @@ class Settings(BaseSettings):
 DEMO: dict[str, dict[str, Any]] = {
     "training": {
         "environments": 360,
-        "total_steps": 700_000,
+        "total_steps": 400_000,
         "minibatch": 2_048,
-        "warmup_episodes": 1_000,
+        "warmup_minibatch": 720,
+        "warmup_episodes": 40_000,
         "validate_every": 5,
         "checkpoint_every": 10,
     },

@@ -201,6 +201,7 @@ def training_options(settings: Settings) -> TrainingOptions:
         gae_lambda=chosen.gae_lambda,
         clip=(chosen.clip_identify, chosen.clip_assess, chosen.clip_dispatch, chosen.clip_execute),
         entropy_weight=chosen.entropy_weight,
+        final_entropy_share=0.2,
         value_weight=chosen.value_weight,
         max_gradient_norm=chosen.max_gradient_norm,
     )
@@ -208,7 +209,7 @@ def training_options(settings: Settings) -> TrainingOptions:
         episodes=chosen.warmup_episodes, minibatch=chosen.warmup_minibatch, learning_rate=chosen.warmup_learning_rate
     )
     return TrainingOptions(
-        network=NetworkOptions(hidden=(chosen.hidden, chosen.hidden)),
+        network=NetworkOptions(hidden=(chosen.hidden, chosen.hidden), shared_trunk=chosen.shared_trunk),
         ppo=ppo,
         warm_up=warm_up if chosen.warmup_episodes > 0 else None,
         gates=GateOptions(
