@@ -6,7 +6,6 @@ import datetime as dt
 import os
 import signal
 import time
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
