@@ -130,9 +130,9 @@ class ProductionLineVectorEnv(VectorEnv[Float32, Int64, npt.NDArray[Any]]):
 
     Auto-reset is ``SAME_STEP``: the pool begins the next episode in the step that ends the last one. ``NEXT_STEP``
     would add to every episode a step whose action is thrown away: a dummy that a careless learner trains on, and one
-    step in ten or so for nothing. Here every transition is a real one. Where an episode ended, the observation and the infos
-    are the next episode's first; ``infos["final_obs"][i]`` (an array of its own) and ``infos["final_info"]`` are the
-    last of the old one, laid out as Gymnasium's ``SyncVectorEnv`` lays them out.
+    step in ten or so for nothing. Here every transition is a real one. Where an episode ended, the observation and the
+    infos are the next episode's first; ``infos["final_obs"][i]`` (an array of its own) and ``infos["final_info"]`` are
+    the last of the old one, laid out as Gymnasium's ``SyncVectorEnv`` lays them out.
 
     Args:
         num_envs: number of lines, N.
