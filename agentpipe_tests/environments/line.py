@@ -71,12 +71,26 @@ def _column(flags, like):
     return flags.reshape(-1, *[1] * (like.ndim - 1))
 
 
-def record(pool: LinePool, player, steps: int) -> list[dict[str, np.ndarray]]:
-    """What is seen at the start and after each of ``steps`` steps."""
-    frames = [arrays_of(pool)]
+def fingerprints(frame: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A frame whose matrices are replaced by 64 bits a row that change with any bit of the row."""
+    compact = {}
+    for name, array in frame.items():
+        if array.ndim == 1:
+            compact[name] = array
+            continue
+        words = np.ascontiguousarray(array).view(np.uint8 if array.dtype == np.bool_ else np.uint32)
+        weights = np.random.Generator(np.random.Philox(key=7)).integers(0, 2**63, words.shape[-1], np.uint64) * 2 + 1
+        compact[name] = (words * weights).sum(axis=1, dtype=np.uint64)
+    return compact
+
+
+def record(pool: LinePool, player, steps: int, *, compact=False) -> list[dict[str, np.ndarray]]:
+    """What is seen at the start and after each of ``steps`` steps; ``compact``: fingerprints of it."""
+    keep = fingerprints if compact else dict
+    frames = [keep(arrays_of(pool))]
     for _ in range(steps):
         pool.step(player.act(pool).actions)
-        frames.append(arrays_of(pool))
+        frames.append(keep(arrays_of(pool)))
     return frames
 
 
