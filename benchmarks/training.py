@@ -55,8 +55,8 @@ class Schedule:
         return self.size * self.rollout_steps * self.updates
 
 
-SMALL, LARGE = Schedule(64, 128, 2_048, updates=100), Schedule(4_096, 32, 32_768, updates=20)
-SLOWER = 8
+SMALL, LARGE = Schedule(64, 128, 2_048, updates=48), Schedule(4_096, 32, 32_768, updates=8)
+SLOWER = 4
 """Stable-Baselines3 gets this many times fewer updates a turn: a rate needs no more, and a turn takes as long"""
 
 
@@ -129,7 +129,14 @@ class Line:
         """So many updates from random weights; no looks at the validation split, one checkpoint at the end."""
         steps = self.options.ppo.rollout_steps * self.pool.size * updates
         options = dataclasses.replace(self.options, warm_up=None, budget_steps=steps, patience=None, target=None)
-        return Contestant(LINE, steps, lambda: timed_training(self.pool, self.statistics, options)[0], self.pool.size)
+        notes: dict[str, Any] = {}
+
+        def turn() -> float:
+            seconds, result = timed_training(self.pool, self.statistics, options)
+            notes["updates_alone_per_second"] = round(result.steps_per_second)
+            return seconds
+
+        return Contestant(LINE, steps, turn, self.pool.size, lambda: notes)
 
     def warm_up(self, episodes: int) -> Contestant:
         """The expert plays and is cloned, until so many of its episodes have ended."""
@@ -150,7 +157,7 @@ def body(cores: int, smoke: bool) -> Found:  # noqa: FBT001 - called by the work
     """Measures on as many threads as there are cores."""
     found, repeats = Found(), 1 if smoke else 5
     line = Line(256 if smoke else None, cores)
-    contestants = [line.policy_gradient(1 if smoke else 8), line.warm_up(300 if smoke else 60_000)]
+    contestants = [line.policy_gradient(1 if smoke else 5), line.warm_up(300 if smoke else 40_000)]
     found.figures += take_turns(contestants, cores, repeats)
     why_not = stable_baselines.make_importable()
     if why_not:
