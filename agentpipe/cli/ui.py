@@ -113,7 +113,9 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 def _environment(home: Path) -> dict[str, str]:
     from agentpipe.defs.instance import dagster_home
+    from agentpipe.defs.partitions import keep_start
 
+    keep_start(home)
     dagster_home(home)
     environment = {**os.environ, "AGENTPIPE_HOME": str(home), "DAGSTER_HOME": str(home / "dagster")}
     environment.setdefault("PYTHONWARNINGS", "ignore")  # Dagster's own, about its commands

@@ -16,7 +16,7 @@ import dagster as dg
 import pytest
 
 from agentpipe_tests.acceptance.conftest import Home
-from agentpipe_tests.strategies import shared_data
+from agentpipe_tests.strategies import REPOSITORY, shared_data
 
 pytestmark = pytest.mark.slow
 CELL_ASSETS = ("disturbance_table", "environment_pool_health", "trajectories")
@@ -331,3 +331,16 @@ def copy_of(home: Home, folder: Path) -> Home:
 
 def finished_key(finished: tuple[Home, dict[str, Any]]) -> str:
     return str(finished[1]["partition"]).replace("|", "_")
+
+
+def test_feedback_of_other_days_does_not_train_again(finished: tuple[Home, dict[str, Any]], tmp_path: Path) -> None:
+    import shutil
+
+    home = copy_of(finished[0], tmp_path)
+    inbox = home.path / "feedback" / "inbox"
+    shutil.copy(REPOSITORY / "data" / "feedback_sample.jsonl", inbox)
+    code, document, log = home.call("run")
+    assert code == 0, log
+    assert document["runs"] == {"materialised": 1, "reused": 55}
+    assert not list(inbox.glob("*.jsonl"))
+    assert home.call("run")[1]["runs"] == {"materialised": 0, "reused": 56}
