@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -9,7 +10,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from agentpipe.environments.catalog import EnvironmentSpec, load_catalog
+from agentpipe.environments.catalog import Catalog, EnvironmentSpec, load_catalog
 from agentpipe.environments.datafiles import data_dir
 from agentpipe.environments.fixed import build_fixed
 from agentpipe.environments.layout import ACTION_COUNT, MODES, REASONS, SEGMENTS, Purpose, block_start
@@ -132,7 +133,7 @@ def select(wanted: str | Sequence[str] | None, cell: str | None, split: str, cou
     """
     if count < 1:
         raise SimulationError("at least one environment is needed", field="num_envs", num_envs=count)
-    catalog = load_catalog()
+    catalog = _catalog(data_dir())
     if wanted is None:
         offered = catalog.environments(split, cell)
     else:
@@ -249,6 +250,11 @@ def outcome(pool: LinePool, row: int) -> dict[str, bool | int | float | str]:
         "machine": int(pool.result_machine[row]),
         "episode": int(pool.result_episode[row]),
     }
+
+
+@functools.cache
+def _catalog(folder: Path) -> Catalog:
+    return load_catalog(folder)
 
 
 def _table(table: DisturbanceTable | Path | str | None) -> DisturbanceTable:

@@ -1,4 +1,4 @@
-"""The built-in line for tests: catalogue, table and profile loaded once, small pools, scripted play, naive references."""
+"""The built-in line for tests: catalogue, table and profile loaded once, small pools, recorders, naive references."""
 
 from __future__ import annotations
 
@@ -132,7 +132,8 @@ def only_modes(shares: dict[str, float]) -> LineProfile:
     """The project's profile with other prevalences: ``shares`` of the ten mode slots."""
     full = profile()
     modes = tuple(
-        type(m)(m.name, m.shift, m.covariance, shares.get(MODES[slot], 0.0), m.rows) for slot, m in enumerate(full.modes)
+        type(m)(m.name, m.shift, m.covariance, shares.get(MODES[slot], 0.0), m.rows)
+        for slot, m in enumerate(full.modes)
     )
     structural = {name: shares.get(name, 0.0) for name in MODES[PHYSICAL_MODES:]}
     return LineProfile("shares", full.channels, full.healthy_covariance, modes, structural, full.report)

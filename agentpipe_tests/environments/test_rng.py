@@ -41,7 +41,13 @@ def normals(words: np.ndarray) -> np.ndarray:
 
 def test_stream_is_splitmix64_as_published():
     """The first outputs of SplitMix64 from state 1234567, as in the public reference implementation."""
-    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    published = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
     assert [int(rng.bits(np.uint64(1234567), 0, channel)) for channel in range(5)] == published
     assert many_bits(1234567, count=5).tolist() == published
 

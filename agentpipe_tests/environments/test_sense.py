@@ -16,7 +16,7 @@ from agentpipe_tests.environments.line import RefLink, make_pool, pool_with, ref
 O_LINK, O_READING, O_MEAN, O_PLC = (block_start(name) for name in ("link", "reading", "mean", "plc"))
 STEPS = 4_000
 CLEAN = {  # no disturbance at all
-    **{name: 0.0 for name in PARAMETER_INDEX},
+    **dict.fromkeys(PARAMETER_INDEX, 0.0),
     "sensor_cycle_period_s": 60.0,
     "network_bandwidth_khz": 1000.0,
     "network_snr_db": 40.0,
@@ -153,7 +153,7 @@ def test_scan_offset_has_the_closed_form_variance():
 
 def test_reference_intensity_has_the_sigma_of_the_specification():
     column = PARAMETER_INDEX["load_sigma"]
-    assert table().parameters[list(table().cell_rows("load-3"))[0], column] == np.float32(0.05)
+    assert table().parameters[table().cell_rows("load-3")[0], column] == np.float32(0.05)
 
 
 @pytest.mark.parametrize(
