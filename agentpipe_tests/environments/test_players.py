@@ -68,8 +68,9 @@ def test_random_play_hardly_ever_succeeds():
     assert 0.0 < validation(RandomPlayer()) < 0.10
 
 
-def test_tuned_rules_succeed_about_half_of_the_time():
-    assert 0.40 <= validation(tuned()[0]) <= 0.60
+@pytest.mark.parametrize("player", [lambda: RulesPlayer(profile()), lambda: tuned()[0]], ids=["frozen", "searched"])
+def test_rules_succeed_about_half_of_the_time(player):
+    assert 0.40 <= validation(player()) <= 0.60
 
 
 def test_the_diagnoser_beats_the_rules_and_the_oracle_beats_all():
