@@ -1,7 +1,7 @@
 """The tree of typed errors.
 
-Every error says what is wrong (the message), where (keyword fields such as ``file``, ``row``, ``field``, ``environment``,
-``step``) and what to do about it (``remedy``).
+Every error says what is wrong (the message), where (keyword fields such as ``file``, ``row``, ``field``,
+``environment``, ``step``) and what to do about it (``remedy``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class AgentpipeError(Exception):
 
     def as_dict(self) -> dict[str, object]:
         """The error as a JSON-ready object: ``type``, ``message``, ``where``, ``remedy``."""
-        where = {key: value if isinstance(value, int | float | bool) else str(value) for key, value in self.where.items()}
+        where = {
+            key: value if isinstance(value, int | float | bool) else str(value) for key, value in self.where.items()
+        }
         return {"type": type(self).__name__, "message": self.message, "where": where, "remedy": self.remedy}
 
 

@@ -39,7 +39,9 @@ class TrainingSettings(_Section):
     clip_assess: float = Field(0.08, gt=0)
     clip_dispatch: float = Field(0.25, gt=0)
     clip_execute: float = Field(0.12, gt=0)
-    warmup_episodes: int = Field(600_000, ge=0, description="expert episodes cloned before the policy gradient; 0 = none")
+    warmup_episodes: int = Field(
+        600_000, ge=0, description="expert episodes cloned before the policy gradient; 0 = none"
+    )
     warmup_minibatch: int = Field(1_750, gt=0, description="samples a gradient step of the warm-up")
     warmup_learning_rate: float = Field(2e-3, gt=0)
     validate_every: int = Field(10, gt=0, description="updates between two looks at the validation split")
@@ -54,13 +56,14 @@ class EvaluationSettings(_Section):
     environments: int | None = Field(None, description="hold-out environments used; none = the whole split")
     episodes_per_env: int = Field(4, gt=0)
     attribution_episodes: int = Field(3_000, gt=0, description="failed episodes replayed at most")
-    health_episodes: int = Field(2, gt=0)
     trajectory_episodes_per_env: int = Field(1, gt=0)
-    statistics_steps: int = Field(1_000, gt=0, description="first steps of all training environments together, thousands")
+    statistics_steps: int = Field(
+        1_000, gt=0, description="first steps of all training environments together, thousands"
+    )
 
 
 class GateSettings(_Section):
-    """Thresholds of the milestone gates (S18): ``_min`` and ``_max`` are passed or failed, ``_warn`` marks the alarming."""
+    """Thresholds of the milestone gates (S18): ``_min`` and ``_max`` pass or fail, ``_warn`` marks the alarming."""
 
     beats_random_only: bool = Field(False, description="judge nothing but that the policy beats random; not promotable")
     random_margin: float = Field(0.05, description="least lead over random, at the lower end of its 95 % interval")
@@ -114,7 +117,7 @@ class Settings(BaseSettings):
     gates: GateSettings = GateSettings()
 
     def digest(self) -> str:
-        """Digest of what changes results: everything but the places on disk; threads stay in (training depends on them)."""
+        """Digest of what changes results: everything but the places on disk."""
         content = self.model_dump(mode="json", exclude={"home", "machine_history", "table_source"})
         if self.machine_history is not None:
             content["machine_history"] = digest_bytes(self.machine_history.read_bytes())
@@ -147,7 +150,8 @@ def load_settings(**overrides: Any) -> Settings:
         settings = Settings(**given)
         if settings.profile == "demo":
             sections = {
-                name: {**sizes, **getattr(settings, name).model_dump(exclude_unset=True)} for name, sizes in DEMO.items()
+                name: {**sizes, **getattr(settings, name).model_dump(exclude_unset=True)}
+                for name, sizes in DEMO.items()
             }
             settings = Settings(**{**given, **sections})
     except ValidationError as error:

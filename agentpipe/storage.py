@@ -13,11 +13,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentpipe.errors import CorruptError, DiskFullError, HomeError, LockHeldError, VersionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 HOME_FORMAT = 1
 _STAGING = ".staging-"
@@ -46,9 +48,13 @@ def digest_file(path: Path) -> str:
 def digest_tree(root: Path, exclude: Sequence[str] = ()) -> str:
     """Digest of every file below ``root`` with its relative name, in name order; ``exclude`` holds relative names."""
     entries = [
-        (path.relative_to(root).as_posix(), path) for path in root.rglob("*") if path.is_file() and not path.is_symlink()
+        (path.relative_to(root).as_posix(), path)
+        for path in root.rglob("*")
+        if path.is_file() and not path.is_symlink()
     ]
-    return digest_bytes(canonical_json([[name, digest_file(path)] for name, path in sorted(entries) if name not in exclude]))
+    return digest_bytes(
+        canonical_json([[name, digest_file(path)] for name, path in sorted(entries) if name not in exclude])
+    )
 
 
 @contextlib.contextmanager

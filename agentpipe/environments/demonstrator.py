@@ -7,7 +7,7 @@ what has been received.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,10 @@ from agentpipe.environments.layout import (
     PHYSICAL_MODES,
 )
 from agentpipe.environments.players import Decision, OraclePlayer, Player, certain
-from agentpipe.environments.pool import LinePool
 from agentpipe.environments.rules import largest_deviation, measuring
 
+if TYPE_CHECKING:
+    from agentpipe.environments.pool import LinePool
 
 # Questions that a decision answers: which machine, which mode, how severe. Number of the question for each action.
 QUESTIONS: Final[npt.NDArray[np.int8]] = np.full(ACTION_COUNT, -1, np.int8)

@@ -1,13 +1,13 @@
-"""The supervised diagnoser: a classifier names machine, mode and severity; everything else follows the rules.
+"""The supervised diagnoser: a classifier names machine, mode and severity; the rest follows the rules.
 
-It shows what a plant gets from labelled faults without any reinforcement learning. Trained on training environments only,
-with scikit-learn's multi-layer perceptron.
+It shows what a plant gets from labelled faults without any reinforcement learning. Trained on training environments
+only, with scikit-learn's multi-layer perceptron.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,11 @@ from agentpipe.environments.layout import (
     block_start,
 )
 from agentpipe.environments.players import Actions, Decision, certain, dispatch_actions
-from agentpipe.environments.pool import LinePool
 from agentpipe.environments.rules import execute_actions, largest_deviation, measuring
 from agentpipe.errors import SimulationError
+
+if TYPE_CHECKING:
+    from agentpipe.environments.pool import LinePool
 
 FEATURES = block_start("segment")  # readings, means, ages, counts, line, link and PLC; nothing of the order
 O_MACHINE, O_MODE, O_SEVERITY = block_start("declared_machine"), block_start("declared_mode"), block_start("severity")
@@ -140,10 +142,11 @@ class DiagnoserPlayer:
         declared = pool.observation[rows, O_MACHINE : O_MACHINE + MACHINES]
         likely = model.fault.predict_proba(features)
         classes = model.fault.classes_
-        other = declared.any(axis=1)[:, None] & (classes // len(MODES) != declared.argmax(axis=1)[:, None])
+        known = np.asarray(declared.any(axis=1))[:, None]
+        other = known & (classes // len(MODES) != declared.argmax(axis=1)[:, None])
         likely = np.where(other & (classes % len(MODES) != FALSE_ALARM), likely * 1e-6, likely)
         allowed = pool.mask[rows][:, A_MODE : A_MODE + len(MODES)][:, classes % len(MODES)]
-        likely = np.where(allowed | ~declared.any(axis=1)[:, None], likely, -1.0)
+        likely = np.where(allowed | ~known, likely, -1.0)
         return classes[likely.argmax(axis=1)], model.severity.predict(features)
 
     @staticmethod

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from agentpipe.environments import physics
-from agentpipe.environments.catalog import EnvironmentSpec
 from agentpipe.environments.geometry import LineGeometry, downstream_matrices, line_geometry
 from agentpipe.environments.layout import (
     CHANNELS,
@@ -21,12 +20,17 @@ from agentpipe.environments.layout import (
     TOPOLOGIES,
     Purpose,
 )
-from agentpipe.environments.line_profile import LineProfile
 from agentpipe.environments.parameters import PARAMETER_INDEX, PARAMETER_NAMES
 from agentpipe.environments.rng import root_key, stable_hash
 from agentpipe.environments.state import Fixed
-from agentpipe.environments.table import DisturbanceTable
 from agentpipe.errors import SimulationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentpipe.environments.catalog import EnvironmentSpec
+    from agentpipe.environments.line_profile import LineProfile
+    from agentpipe.environments.table import DisturbanceTable
 
 # Values of a disturbance that is switched off; parameters not named here become 0.
 _NEUTRAL = {
@@ -98,7 +102,7 @@ def _refuse(environments: Sequence[EnvironmentSpec], seed: int, off: frozenset[s
         raise SimulationError("a pool needs at least one environment", remedy="choose another split or cell")
     if unknown := off - set(DISTURBANCE_KINDS):
         kinds = ", ".join(DISTURBANCE_KINDS)
-        raise SimulationError("unknown disturbance kind", field=sorted(unknown)[0], remedy=f"use {kinds}")
+        raise SimulationError("unknown disturbance kind", field=min(unknown), remedy=f"use {kinds}")
     if not 0 <= seed < 2**63:
         raise SimulationError("the seed is out of range", field="seed", remedy="use 0 <= seed < 2**63")
 

@@ -26,10 +26,10 @@ def cache_directory() -> Path:
     return Path(root) / "numba" / digest.hexdigest()[:16]
 
 
-numba.config.CACHE_DIR = str(cache_directory())
+numba.config.CACHE_DIR = str(cache_directory())  # type: ignore[attr-defined]
 
-# Without numba's reference counting (no kernel allocates), whose atomic operations cost more than the simulation itself;
-# inlined by LLVM, so that passing tuples of arrays is free.
-inlined: Any = njit(cache=True, forceinline=True, _nrt=False, error_model="numpy")
+# Without numba's reference counting (no kernel allocates): its atomic operations cost more than the simulation itself.
+# Inlined by LLVM, so that passing tuples of arrays is free.
+inlined: Any = njit(cache=True, forceinline=True, _nrt=False, error_model="numpy")  # type: ignore[call-overload]
 # Entry points, called from Python threads without the interpreter lock.
-entry: Any = njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+entry: Any = njit(cache=True, nogil=True, _nrt=False, error_model="numpy")  # type: ignore[call-overload]

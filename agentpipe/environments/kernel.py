@@ -1,4 +1,4 @@
-"""Compiled: one decision of one environment, from the clock to the reward. :func:`run` steps a whole slice of a pool."""
+"""Compiled: one decision of one environment, from the clock to the reward; :func:`run` steps a slice of a pool."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def depth_needed(mode: int, severity: float) -> int:
 
 
 @inlined
-def _identify(n: int, action: int, now: float, hidden: Any, plant: Any, visible: Any) -> float:
+def _identify(n: int, action: int, hidden: Any, plant: Any, visible: Any) -> float:
     order = plant.order[n]
     first = order[ORDER_ESCALATIONS] == 0
     if action < A_MODE:
@@ -255,14 +255,14 @@ def step_one(n: int, action: int, fixed: Any, hidden: Any, plant: Any, visible: 
             packet(n, action, now, BURST_SAMPLES, step, C_MEASURE, offset, fixed, hidden, plant, observation)
             report_offset(n, offset, plant, observation)
     elif segment == 0:
-        reward += _identify(n, action, now, hidden, plant, visible)
+        reward += _identify(n, action, hidden, plant, visible)
     elif action == A_REJECT:
         reason = SUCCESS if hidden.mode[n] == FALSE_ALARM else FALSE_REJECTION
     elif segment == 1:
         reward += _assess(n, action, now, hidden, plant, visible)
     elif segment == 2:
         reward += _dispatch(n, action, now, fixed, plant, visible)
-    elif action == A_START or action == A_RETRY:
+    elif action in (A_START, A_RETRY):
         begun = max(now, plant.part_at[n], plant.technician_at[n])
         if action == A_RETRY:
             order[ORDER_DEPTH] += 1

@@ -1,4 +1,4 @@
-"""Compiled: what the plant knows about orders, stock and people, written into observation and mask. Public state only."""
+"""Compiled: what the plant knows of orders, stock and people, in observation and mask. Public state only."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ every environment.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,9 @@ from agentpipe.environments.layout import (
     TECHNICIANS,
     block_start,
 )
-from agentpipe.environments.pool import LinePool
+
+if TYPE_CHECKING:
+    from agentpipe.environments.pool import LinePool
 
 Actions = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from agentpipe.environments import kernel, state
-from agentpipe.environments.catalog import EnvironmentSpec
 from agentpipe.environments.fixed import build_fixed
 from agentpipe.environments.layout import ACTION_COUNT, ACTION_NAMES, OBSERVATION_NAMES, Purpose
-from agentpipe.environments.line_profile import LineProfile
-from agentpipe.environments.table import DisturbanceTable
 from agentpipe.errors import ActionError, NonFiniteError, SimulationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from agentpipe.environments.catalog import EnvironmentSpec
+    from agentpipe.environments.line_profile import LineProfile
+    from agentpipe.environments.table import DisturbanceTable
 
 Actions = npt.NDArray[np.int64]
 
@@ -68,9 +72,7 @@ class LinePool:
         result_...: outcome of the episode that just ended, valid in the same places.
     """
 
-    def __init__(
-        self, fixed: state.Fixed, names: Sequence[str], *, threads: int = 1, first_episode: int = 0
-    ) -> None:
+    def __init__(self, fixed: state.Fixed, names: Sequence[str], *, threads: int = 1, first_episode: int = 0) -> None:
         if threads < 1:
             raise SimulationError("a pool needs at least one thread", threads=threads, remedy="pass threads >= 1")
         self.size = len(names)
@@ -82,7 +84,7 @@ class LinePool:
         self._result = state.allocate_result(self.size)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="pool") if threads > 1 else None
         bounds = np.linspace(0, self.size, threads + 1).astype(np.int64)
-        self._slices = [(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True) if b > a]
+        self._slices = [(int(a), int(b)) for a, b in itertools.pairwise(bounds) if b > a]
         seen, outcome = self._visible, self._result
         self.observation, self.mask, self.segment = seen.observation, seen.mask, seen.segment
         self.last_action, self.time = seen.last_action, seen.time
@@ -99,7 +101,7 @@ class LinePool:
         self.result_episode = outcome.episode
         self.reset(first_episode)
 
-    def _each_slice(self, function: Any, *arguments: Any) -> list[Any]:
+    def _each_slice(self, function: Callable[..., int | None], *arguments: object) -> list[int | None]:
         if self._executor is None:
             return [function(low, high, *arguments) for low, high in self._slices]
         futures = [self._executor.submit(function, low, high, *arguments) for low, high in self._slices]
@@ -129,9 +131,7 @@ class LinePool:
             found = f"{actions.dtype}{list(actions.shape)}"
             raise ActionError(f"actions are {found}, expected int64[{self.size}]", remedy="pass one int64 each")
         self._check(actions)
-        self._each_slice(
-            kernel.run, actions, self._fixed, self._hidden, self._plant, self._visible, self._result
-        )
+        self._each_slice(kernel.run, actions, self._fixed, self._hidden, self._plant, self._visible, self._result)
 
     def _check(self, actions: Actions) -> None:
         inside = (actions >= 0) & (actions < ACTION_COUNT)
@@ -173,7 +173,7 @@ class LinePool:
 
     def snapshot(self) -> dict[str, npt.NDArray[Any]]:
         """Copies of all that changes; :meth:`restore` continues from it bit for bit."""
-        groups = {"hidden": self._hidden, "plant": self._plant, "visible": self._visible}
+        groups: dict[str, Any] = {"hidden": self._hidden, "plant": self._plant, "visible": self._visible}
         return {
             f"{group}.{name}": array.copy()
             for group, arrays in groups.items()
@@ -187,7 +187,7 @@ class LinePool:
         Raises:
             SimulationError: an array is missing or of another shape or dtype; nothing has changed then.
         """
-        groups = {"hidden": self._hidden, "plant": self._plant, "visible": self._visible}
+        groups: dict[str, Any] = {"hidden": self._hidden, "plant": self._plant, "visible": self._visible}
         pairs = []
         for key in self.snapshot():
             group, name = key.split(".")

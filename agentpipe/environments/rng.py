@@ -1,6 +1,6 @@
 """Counter-based random numbers: every draw is a pure function of its key and counter.
 
-A key is folded from (root seed, purpose, environment, episode); a draw adds the counter (step, channel) to it and mixes.
+A key is folded from (root seed, purpose, environment, episode); a draw adds the counter (step, channel) and mixes.
 Nothing is stored between draws, so an episode can be replayed alone, on any thread, and a draw that is not used changes
 no other. The mixer is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
 generators", OOPSLA 2014), whose increment is the odd constant nearest to 2**64 / golden ratio.

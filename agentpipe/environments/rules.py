@@ -6,8 +6,8 @@ training environments, so that it is an honest rival.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +31,13 @@ from agentpipe.environments.layout import (
     SENSOR_FAILURE,
     block_start,
 )
-from agentpipe.environments.line_profile import LineProfile
 from agentpipe.environments.players import Actions, Decision, certain, dispatch_actions
-from agentpipe.environments.pool import LinePool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agentpipe.environments.line_profile import LineProfile
+    from agentpipe.environments.pool import LinePool
 
 O_MEAN, O_COUNT = block_start("mean"), block_start("count")
 O_PRESENT, O_PLC = block_start("present"), block_start("plc")
