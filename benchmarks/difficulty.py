@@ -169,8 +169,8 @@ def report(line: Line, train: int, episodes: int) -> str:
         f"table {line.table.version[:12]}, all disturbances on, seed {line.seed}: {len(chosen['train']):,} training "
         f"environments × {counts['train']} episodes, {len(chosen['validation'])} validation environments × "
         f"{counts['validation']} episodes (purpose `validation`). The diagnoser learned from {DIAGNOSES} episodes of "
-        "each training environment (purpose `train`). Brackets: 95 % interval, clustered by environment. The hold-out split "
-        "was not played."
+        "each training environment (purpose `train`). Brackets: 95 % interval, clustered by environment. The hold-out "
+        "split was not played."
     )
     parts = [
         origin,
