@@ -58,7 +58,7 @@ class EvaluationSettings(_Section):
     attribution_episodes: int = Field(3_000, gt=0, description="failed episodes replayed at most")
     trajectory_episodes_per_env: int = Field(1, gt=0)
     statistics_steps: int = Field(
-        1_000, gt=0, description="first steps of all training environments together, thousands"
+        1_000, gt=0, description="first steps of each training environment behind the observation statistics"
     )
 
 
@@ -135,7 +135,7 @@ DEMO: dict[str, dict[str, Any]] = {
         "checkpoint_every": 10,
     },
     "gates": {"beats_random_only": True},
-    "evaluation": {"environments": 150, "episodes_per_env": 2, "attribution_episodes": 200, "statistics_steps": 100},
+    "evaluation": {"environments": 150, "episodes_per_env": 2, "attribution_episodes": 200, "statistics_steps": 300},
 }
 
 

@@ -158,7 +158,7 @@ def observation_statistics(context: dg.AssetExecutionContext, workspace: Workspa
         setting = scene(workspace)
         environments = setting.catalog.environments("train")
         pool = setting.pool(environments, "STATISTICS")
-        steps = max(1, -(-workspace.settings.evaluation.statistics_steps * 1_000 // len(environments)))
+        steps = workspace.settings.evaluation.statistics_steps
         statistics = gather_statistics(pool, rules(setting.profile), steps=steps, progress=work.progress)
         statistics.save(work.folder)
         return work.result(
