@@ -60,6 +60,7 @@ from agentpipe.environments.state import (
 )
 
 (SUCCESS, WRONG_DIAGNOSIS, WRONG_DEPTH, LATE, SECONDARY, FALSE_REJECTION, NEEDLESS, STEP_LIMIT) = range(8)
+UNSKILLED, REPAIR_FAILED = 8, 9
 GOES_ON = -1
 O_TRIED = block_start("tried")
 POLL_SECONDS, REPAIR_SECONDS = physics.POLL_SECONDS, physics.REPAIR_SECONDS
@@ -167,14 +168,17 @@ def _repair(n: int, start: float, step: int, fixed: Any, hidden: Any, plant: Any
     mode = hidden.mode[n]
     hidden.touched[n] = 1
     right = order[ORDER_MACHINE] == hidden.machine[n] and order[ORDER_MODE] == mode
-    right = right and _skilled(n, order[ORDER_TECHNICIAN], fixed, plant) and hidden.repaired[n] == 0
-    if right and mode != FALSE_ALARM:
+    if right and mode != FALSE_ALARM and hidden.repaired[n] == 0:
         enough = order[ORDER_DEPTH] >= depth_needed(mode, severity_at(n, start, hidden))
         if mode < PHYSICAL_MODES and severity_at(n, start, hidden) >= 1.0:
             enough = False
-        if not enough:
+        if not _skilled(n, order[ORDER_TECHNICIAN], fixed, plant):
+            hidden.botched[n] = 2
+        elif not enough:
             hidden.botched[n] = 1
-        elif uniform(bits(hidden.key[n], step, C_REPAIR)) >= MISHAP:
+        elif uniform(bits(hidden.key[n], step, C_REPAIR)) < MISHAP:
+            hidden.botched[n] = 3
+        else:
             hidden.repaired[n] = 1
             hidden.botched[n] = 0
     return start + REPAIR_SECONDS[order[ORDER_DEPTH]]
@@ -199,7 +203,12 @@ def _closing(n: int, hidden: Any) -> int:
         return SUCCESS
     if hidden.mode[n] == FALSE_ALARM:
         return NEEDLESS
-    return WRONG_DEPTH if hidden.botched[n] == 1 else WRONG_DIAGNOSIS
+    botched = hidden.botched[n]
+    if botched == 1:
+        return WRONG_DEPTH
+    if botched == 2:
+        return UNSKILLED
+    return REPAIR_FAILED if botched == 3 else WRONG_DIAGNOSIS
 
 
 @inlined
@@ -208,6 +217,8 @@ def _finish(n: int, reason: int, segment: int, hidden: Any, plant: Any, visible:
         segment = 0
     elif reason == WRONG_DEPTH:
         segment = 1
+    elif reason == UNSKILLED:
+        segment = 2
     result.success[n] = reason == SUCCESS
     result.reason[n] = reason
     result.segment[n] = segment

@@ -43,6 +43,8 @@ REASONS: Final = (
     "false_rejection",  # a real fault was rejected as a false alarm
     "needless_repair",  # a false alarm was repaired
     "step_limit",  # 64 steps
+    "unskilled_technician",  # closed, right fault, but nobody there could repair it
+    "repair_failed",  # closed, all right, but the repair itself failed and was not verified
 )
 
 

@@ -72,7 +72,7 @@ class Hidden(NamedTuple):
     offset: Array  # f32[N, 2] the last two AR(2) values
     burst: Array  # i8[N] Gilbert-Elliott state, 1 = bad
     repaired: Array  # i8[N] 1 = the true fault is gone
-    botched: Array  # i8[N] 1 = right fault, depth too shallow
+    botched: Array  # i8[N] right fault, not repaired: 1 = depth too shallow, 2 = nobody skilled, 3 = mishap
     touched: Array  # i8[N] 1 = some repair has been done
 
 

@@ -14,7 +14,7 @@ from agentpipe_tests.environments.line import make_pool
 GOLDEN = {
     "1.0.0": {
         "digest": "e4d4a7e86d27168b7dcc6322a8748be7ded2e6926c332c9cfb9350d190dfeca1",
-        "reasons": [116, 436, 3, 164, 100, 2873, 26, 0],
+        "reasons": [116, 434, 3, 164, 100, 2873, 26, 0, 2, 0],
         "blocks": {
             "reading": 1261264.1,
             "mean": 1021162.3,

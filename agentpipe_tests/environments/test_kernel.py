@@ -143,7 +143,12 @@ def test_another_mode_or_machine_repaired_is_a_wrong_diagnosis():
 def test_a_technician_without_the_skill_repairs_nothing():
     episode = Episode().order(2, 0, 1, 2, skilled=False)
     assert episode.pool.hidden().repaired[0] == 0
-    assert episode.do(A_CLOSE).outcome[0] != "success"
+    assert episode.do(A_CLOSE).outcome == ("unskilled_technician", 2)
+
+
+def test_a_repair_that_fails_by_mishap_and_is_not_verified_is_a_failed_repair():
+    outcomes = {Episode(key=number).order(2, 0, 1, 2).do(A_CLOSE).outcome for number in range(400)}
+    assert outcomes == {("success", 3), ("repair_failed", 3)}
 
 
 def test_after_the_deadline_is_late_even_when_all_is_right():
@@ -209,6 +214,8 @@ def test_every_reason_is_reached_by_one_of_the_above():
         "false_rejection",
         "needless_repair",
         "step_limit",
+        "unskilled_technician",
+        "repair_failed",
     )
 
 
@@ -311,7 +318,7 @@ def test_random_play_never_meets_an_empty_mask_and_ends_within_64_steps():
         assert not (pool.terminated & pool.truncated).any()
         reasons |= {REASONS[reason] for reason in np.unique(pool.result_reason[done])}
         length[done] = 0
-    assert set(REASONS) - {"step_limit"} <= reasons
+    assert set(REASONS) - {"step_limit", "repair_failed"} <= reasons
 
 
 def test_mask_allows_the_current_segments_actions_only():
