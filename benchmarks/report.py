@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
 from agentpipe.storage import read_json, write_bytes
+from benchmarks import seeds
 from benchmarks.measure import RESULTS
 
 if TYPE_CHECKING:
@@ -112,7 +113,12 @@ def training_section(content: dict[str, Any]) -> str:
     return f"## Training\n\n{origin(content)}\n{TRAINING_TEXT}\n{grouped(content, groups)}"
 
 
-SECTIONS = {"simulator": simulator_section, "training": training_section}
+def seeds_section(content: dict[str, Any]) -> str:
+    """Success of the whole main job over several seeds."""
+    return f"## Success of the standard profile\n\n{origin(content)}\n\n{seeds.section(content)}"
+
+
+SECTIONS = {"seeds": seeds_section, "simulator": simulator_section, "training": training_section}
 
 
 def results(folder: Path) -> str:
