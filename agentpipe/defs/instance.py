@@ -58,7 +58,7 @@ def typed_storage_errors(home: Path) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            said = " ".join(str(cause) for cause in _causes(error) if isinstance(cause, sqlite3.OperationalError))
+            said = " ".join(str(cause) for cause in causes(error) if isinstance(cause, sqlite3.OperationalError))
             if "disk is full" in said:
                 remedy = "free space and run again: what is finished is kept"
                 raise DiskFullError("the disk is full", file=home, remedy=remedy) from error
@@ -70,8 +70,11 @@ def typed_storage_errors(home: Path) -> Iterator[None]:
             raise
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """``error`` and what led to it; Dagster raises an asset's own error again, which closes the chain to a ring."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
