@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsError as MalformedError
 
 from agentpipe.errors import SettingsError
 from agentpipe.storage import canonical_json, digest_bytes
@@ -15,13 +17,13 @@ ProfileName = Literal["demo", "standard"]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TrainingSettings(_Section):
     """Sizes and rates of one training run. Times are simulated unless they say otherwise."""
 
-    environments: int | None = Field(None, description="training environments used; none = the whole split")
+    environments: int | None = Field(None, gt=0, description="training environments used; none = the whole split")
     total_steps: int = Field(5_000_000, gt=0, description="environment steps after the warm-up")
     rollout_steps: int = Field(16, gt=0, description="steps of each environment between two updates")
     minibatch: int = Field(16_384, gt=0, description="samples a gradient step")
@@ -53,7 +55,7 @@ class TrainingSettings(_Section):
 class EvaluationSettings(_Section):
     """How much is judged."""
 
-    environments: int | None = Field(None, description="hold-out environments used; none = the whole split")
+    environments: int | None = Field(None, gt=0, description="hold-out environments used; none = the whole split")
     episodes_per_env: int = Field(4, gt=0)
     attribution_episodes: int = Field(3_000, gt=0, description="failed episodes replayed at most")
     trajectory_episodes_per_env: int = Field(1, gt=0)
@@ -104,7 +106,9 @@ class GateSettings(_Section):
 class Settings(BaseSettings):
     """Everything that can be set, with its default."""
 
-    model_config = SettingsConfigDict(env_prefix="AGENTPIPE_", env_nested_delimiter="__", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="AGENTPIPE_", env_nested_delimiter="__", env_ignore_empty=True, extra="forbid", frozen=True
+    )
 
     home: Path = Field(Path(".agentpipe"), description="folder that holds every store")
     profile: ProfileName = "standard"
@@ -146,6 +150,7 @@ def load_settings(**overrides: Any) -> Settings:
         SettingsError: a value is malformed, unknown or out of range; the message names the field.
     """
     given = {key: value for key, value in overrides.items() if value is not None}
+    _check_sections()
     try:
         settings = Settings(**given)
         if settings.profile == "demo":
@@ -159,4 +164,16 @@ def load_settings(**overrides: Any) -> Settings:
         field = ".".join(str(part) for part in first["loc"])
         remedy = "see agentpipe run --help, or unset the variable"
         raise SettingsError(f"setting {field}: {first['msg']}", field=field, remedy=remedy) from error
+    except MalformedError as error:
+        raise SettingsError(f"malformed setting: {error}", remedy="set AGENTPIPE_<SECTION>__<NAME>=VALUE") from error
     return settings
+
+
+def _check_sections() -> None:
+    """Refuses variables such as ``AGENTPIPE_TRANING__EPOCHS``, whose section does not exist: nothing reads them."""
+    prefix, sections = "AGENTPIPE_", ("training", "evaluation", "gates")
+    for name in os.environ:
+        section, nested, _ = name.removeprefix(prefix).partition("__")
+        if name.startswith(prefix) and nested and section.lower() not in sections:
+            remedy = f"sections: {', '.join(sections)}; correct or unset the variable"
+            raise SettingsError(f"unknown setting {name}", field=name, remedy=remedy)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
+from typer.exceptions import TyperException
 
 from agentpipe.cli import bundle, champion, table
 from agentpipe.cli.evaluate import evaluate
+from agentpipe.cli.output import print_json, say
 from agentpipe.cli.run import run
 from agentpipe.cli.ui import ui
 
@@ -29,5 +33,14 @@ app.add_typer(table.app)
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    app()
+    """Entry point of the console script; with ``--json`` a command line that makes no sense is a JSON document too."""
+    if "--json" not in sys.argv:
+        app()
+    try:
+        code = app(standalone_mode=False)
+    except TyperException as error:
+        message, remedy = error.format_message(), "add --help to the command"
+        print_json({"ok": False, "error": {"type": "UsageError", "message": message, "where": {}, "remedy": remedy}})
+        say(f"{message} - {remedy}")
+        code = error.exit_code
+    sys.exit(code)

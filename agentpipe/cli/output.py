@@ -27,7 +27,10 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def reporting(as_json: bool) -> Iterator[None]:
-    """Turns a typed error into a line (and a JSON document) and exit code 1; an interrupt into 130."""
+    """Turns a typed error into a line (and a JSON document) and exit code 1; an interrupt into 130.
+
+    What nobody foresaw is a JSON document as well, and goes on as it is.
+    """
     try:
         yield
     except AgentpipeError as error:
@@ -41,6 +44,14 @@ def reporting(as_json: bool) -> Iterator[None]:
             print_json({"ok": False, "error": interruption})
         say("Interrupted. What was finished is kept: the same command goes on from there.")
         raise typer.Exit(INTERRUPTED) from error
+    except Exception as error:
+        if as_json:
+            remedy = "a fault of agentpipe: report it with what it wrote to standard error"
+            message = f"{type(error).__name__}: {error}"
+            print_json(
+                {"ok": False, "error": {"type": "UnexpectedError", "message": message, "where": {}, "remedy": remedy}}
+            )
+        raise
 
 
 def percent(share: float | None) -> str:

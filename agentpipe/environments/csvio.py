@@ -10,6 +10,7 @@ import csv
 import io
 import math
 import re
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -128,7 +129,9 @@ def read_csv(
             raise error("the last line has no line break", file=path, row=lines, remedy=remedy)
         notes.append("the last line has no line break")
     lines_iterator = _lines(path, text, error)
-    _, header = next(lines_iterator)
+    _, header = next(lines_iterator, (1, []))
+    if not header:
+        raise error("the file is empty", file=path, remedy=_RESTORE)
     names = _check_header(path, header, columns, error)
     rows = tuple(_rows(path, names, lines_iterator, error))
     if not rows:
@@ -139,6 +142,8 @@ def read_csv(
 def read_input(path: Path, error: type[InputError]) -> bytes:
     """The bytes of an input file, or a typed error saying why they cannot be read or that there are none."""
     try:
+        if not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):  # a device or a pipe may never end
+            raise error("this is not a plain file", file=path, remedy="give a CSV file")
         data = path.read_bytes()
     except FileNotFoundError as cause:
         raise error("the file does not exist", file=path, remedy="check the path") from cause
@@ -195,6 +200,10 @@ def _check_header(
     path: Path, header: list[str], columns: Sequence[str] | None, error: type[InputError]
 ) -> tuple[str, ...]:
     names = tuple(name.strip() for name in header)
+    for mark, separator in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(names) == 1 and mark in names[0]:
+            remedy = "save it with commas between the fields (and points in numbers)"
+            raise error(f"the fields are separated by {separator}, not by commas", file=path, row=1, remedy=remedy)
     seen: set[str] = set()
     for position, name in enumerate(names, 1):
         if not name:

@@ -16,6 +16,8 @@ FLAG_NAMES = ("machine_failure", "failure", "failed", "fail", "target")
 _IDENTIFIERS = ("udi", "uid", "id", "index", "row", "row_id", "unnamed_0")
 _UNIT = re.compile(r"^(?P<name>.*?)\s*[\[(](?P<unit>[^\])]*)[\])]\s*$")
 _BINARY = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}
+LARGEST = 1e30
+"""Largest amount in a channel: above it squares overflow, and nothing measures so much."""
 _MOSTLY = 0.95  # a column with this share of numbers (or of 0 and 1) is meant to hold nothing else
 
 Floats = npt.NDArray[np.float64]
@@ -148,4 +150,7 @@ def _numbers(content: CsvFile, name: str, cells: list[str]) -> Floats | None:
         if value is None and row.cells[name]:
             message = f"{name} {row.cells[name]!r} is not a finite number"
             raise row.fail(message, name, "correct the cell, empty it, or remove the row")
+        if value is not None and abs(value) > LARGEST:
+            message = f"{name} {row.cells[name]} is out of range"
+            raise row.fail(message, name, f"give a number in {-LARGEST:g} … {LARGEST:g}, or empty the cell")
     return np.array([np.nan if value is None else value for value in values])

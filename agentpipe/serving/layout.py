@@ -40,8 +40,7 @@ def list_files(root: Path) -> dict[str, Path]:
     Raises:
         BundleError: ``root`` is not a directory, or holds a link or a special file.
     """
-    if not root.is_dir():
-        raise BundleError("the bundle is not a directory", file=root, remedy="name the folder that holds SHA256SUMS")
+    _check_folder(root)
     files: dict[str, Path] = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
@@ -50,6 +49,11 @@ def list_files(root: Path) -> dict[str, Path]:
         if path.is_file() and name != SUMS:
             files[name] = path
     return files
+
+
+def _check_folder(root: Path) -> None:
+    if not root.is_dir():
+        raise BundleError("the bundle is not a directory", file=root, remedy="name the folder that holds SHA256SUMS")
 
 
 def hash_files(root: Path) -> dict[str, str]:
@@ -68,6 +72,7 @@ def read_sums(root: Path) -> dict[str, str]:
     Raises:
         BundleError: missing or malformed; the message names the line.
     """
+    _check_folder(root)
     path = root / SUMS
     try:
         text = path.read_bytes().decode()

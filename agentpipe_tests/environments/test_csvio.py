@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,3 +152,27 @@ def test_a_file_cut_at_any_byte_never_reads_as_something_else(tmp_path):
             continue
         assert rows == whole[: len(rows)]
         assert data[length - 1 : length] in (b"\r", b"\n")
+
+
+@pytest.mark.parametrize("mark", [b";", b"\t", b"|"])
+def test_another_separator_is_named_instead_of_called_an_unknown_column(tmp_path, mark):
+    error = fails(tmp_path, b"name,value\na,1\n".replace(b",", mark))
+    assert "separated by" in error.message
+    assert "commas" in error.remedy
+
+
+@pytest.mark.parametrize("data", [b'""\n', b'" "\n""\n'])
+def test_quoted_emptiness_ended_in_a_stop_iteration(tmp_path, data):
+    assert "empty" in fails(tmp_path, data).message
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/full", "/dev/null"])
+def test_a_device_was_read_until_memory_ended(path):
+    with pytest.raises(TableError, match="not a plain file"):
+        read_csv(Path(path), error=TableError)
+
+
+def test_a_pipe_was_waited_for_without_end(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TableError, match="not a plain file"):
+        read_csv(tmp_path / "pipe", error=TableError)

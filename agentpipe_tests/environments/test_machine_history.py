@@ -218,6 +218,8 @@ def drop(*columns):
     [
         (change("Current", 3, "NaN"), "'NaN' is not a finite number", 5, "Current"),
         (change("Current", 3, "1e400"), "not a finite number", 5, "Current"),
+        (change("Current", 3, "1e300"), "1e300 is out of range", 5, "Current"),
+        (change("Current", 3, "-1e31"), "-1e31 is out of range", 5, "Current"),
         (change("Current", 3, "fast"), "not a finite number", 5, "Current"),
         (change("failure", 7, "2"), "neither 0 nor 1", 9, "failure"),
         (change("wear", 7, "yes"), "neither 0 nor 1", 9, "wear"),
@@ -236,6 +238,14 @@ def test_table_that_cannot_be_used_says_why(tmp_path, spoil, message, row, field
         fit_profile(written(tmp_path, header, rows))
     assert (caught.value.where.get("row"), caught.value.where.get("field")) == (row, field)
     assert caught.value.remedy
+
+
+def test_numbers_whose_squares_overflow_ended_in_eigenvalues_that_did_not_converge(tmp_path):
+    header, rows = history()
+    for row in rows[::3]:
+        row[1] = "1e308"
+    with pytest.raises(MachineHistoryError, match="out of range"):
+        fit_profile(written(tmp_path, header, rows))
 
 
 def test_missing_file(tmp_path):
