@@ -62,17 +62,25 @@ def typed_os_errors(path: Path) -> Iterator[None]:
     """Turns the operating system's errors on ``path`` into typed ones.
 
     Raises:
-        DiskFullError: no space or quota left.
-        HomeError: read-only, permission denied, or a parent that is not a directory.
+        DiskFullError: no space or quota left, or a file beyond the limit of its size.
+        HomeError: read-only, permission denied, a parent that is not a directory, or a folder in place of a file.
     """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError("the disk is full", file=path, remedy="free space and run again") from error
+        if error.errno == errno.EFBIG:
+            remedy = "raise the limit (ulimit -f) and run again"
+            raise DiskFullError("a file would exceed the largest size allowed", file=path, remedy=remedy) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR):
             remedy = "choose a writable folder with --home"
             raise HomeError(f"cannot write: {error.strerror}", file=path, remedy=remedy) from error
+        if error.errno in (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG):
+            own = isinstance(error.filename, str) and _STAGING not in error.filename
+            remedy = "move it away, or choose another folder with --home"
+            message = f"something else lies where agentpipe writes: {error.strerror}"
+            raise HomeError(message, file=error.filename if own else path, remedy=remedy) from error
         raise
 
 
@@ -117,13 +125,15 @@ def read_json(path: Path) -> Any:
     """Reads a JSON file.
 
     Raises:
-        CorruptError: the file is missing, not UTF-8 or not JSON.
+        CorruptError: the file is missing, no file, not UTF-8 or not JSON.
     """
     try:
         return json.loads(path.read_bytes().decode())
     except FileNotFoundError as error:
         raise CorruptError("file is missing", file=path, remedy="restore it or build it again") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise CorruptError(f"cannot be read: {error.strerror}", file=path, remedy="restore it") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CorruptError(f"not valid JSON: {error}", file=path, remedy="restore it or build it again") from error
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import signal
+import socket
 import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,7 +82,13 @@ def _main_job(options: dict[str, Any], day: dt.date | None) -> dict[str, Any]:
     os.environ["AGENTPIPE_HOME"] = str(home)  # the partitions of the definitions begin where the home says
     _interrupt_on_terminate()
     say(f"Home: {home}")
-    with showing("main job") as progress:
+    with showing("main job") as show, _signals_seen() as seen:
+
+        def progress(stage: str, done: int, total: int, note: str = "") -> None:
+            show(stage, done, total, note)
+            if stage == "main job" and seen():  # between two partitions
+                raise KeyboardInterrupt
+
         progress("main job", 0, 1, "loading Dagster")
         outcome = _run(options, day, progress)
     from agentpipe.defs.scoreboard import document
@@ -107,6 +116,30 @@ def _interrupt_on_terminate() -> None:
 
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell has it ignored
+
+
+@contextlib.contextmanager
+def _signals_seen() -> Iterator[Callable[[], bool]]:
+    """Yields whether SIGINT or SIGTERM has come, whatever its handler did.
+
+    While Dagster records a run it has handlers of its own, and what came then it forgets at the end of that run.
+    """
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    came: set[int] = set()
+
+    def seen() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            came.update(reader.recv(4096))
+        return not came.isdisjoint((signal.SIGINT, signal.SIGTERM))
+
+    with reader, writer:
+        earlier = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield seen
+        finally:
+            signal.set_wakeup_fd(earlier)
 
 
 def _show(content: dict[str, Any]) -> None:

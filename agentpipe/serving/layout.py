@@ -80,8 +80,13 @@ def read_sums(root: Path) -> dict[str, str]:
         raise BundleError("file is missing", file=SUMS, remedy=_REMEDY) from error
     except UnicodeDecodeError as error:
         raise BundleError("not text", file=SUMS, remedy=_REMEDY) from error
+    except OSError as error:
+        raise BundleError(f"cannot be read: {error.strerror}", file=SUMS, remedy=_REMEDY) from error
+    lines = text.split("\n")
+    if lines.pop():
+        raise BundleError("the last line is cut off", file=SUMS, row=len(lines) + 1, remedy=_REMEDY)
     hashes: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         match = _LINE.fullmatch(line)
         if match is None or match[2] in hashes:
             raise BundleError("malformed or repeated line", file=SUMS, row=number, remedy=_REMEDY)

@@ -191,6 +191,20 @@ def test_an_extra_file_that_is_listed_does_not_belong_either(bundle_copy):
         verify_bundle(bundle_copy)
 
 
+def test_sums_whose_last_line_break_is_damaged_were_accepted(tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    sums = layout.sums_text(layout.hash_files(tmp_path))
+    for damaged in (sums[:-1], sums[:-1] + b"\x0b", sums + b"x", sums + b"\n"):
+        (tmp_path / "SHA256SUMS").write_bytes(damaged)
+        with pytest.raises(BundleError) as caught:
+            layout.check_files(tmp_path)
+        assert caught.value.where["file"] == "SHA256SUMS"
+    (tmp_path / "SHA256SUMS").unlink()
+    (tmp_path / "SHA256SUMS").mkdir()
+    with pytest.raises(BundleError, match="cannot be read"):
+        layout.check_files(tmp_path)
+
+
 def test_no_bundle_at_all_and_no_sums(tmp_path):
     with pytest.raises(BundleError, match="missing") as caught:
         verify_bundle(tmp_path)
