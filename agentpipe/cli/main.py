@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import typer
@@ -34,6 +35,9 @@ app.add_typer(table.app)
 
 def main() -> None:
     """Entry point of the console script; with ``--json`` a command line that makes no sense is a JSON document too."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? for what it lacks
     if "--json" not in sys.argv:
         app()
     try:

@@ -17,7 +17,8 @@ INTERRUPTED = 130
 
 def print_json(content: object) -> None:
     """One JSON document on standard output."""
-    typer.echo(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False))
+    ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
+    typer.echo(json.dumps(content, indent=1, ensure_ascii=ascii_only, allow_nan=False))
 
 
 def say(text: str) -> None:

@@ -223,7 +223,8 @@ def sized_catalog(settings: Settings) -> Catalog:
     from agentpipe.environments.datafiles import data_dir
 
     folder = data_dir()
-    stamp = tuple((folder / name).stat().st_mtime_ns for name in ("templates.csv", "splits.csv"))
+    files = [folder / name for name in ("templates.csv", "splits.csv")]
+    stamp = tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)  # reading says what is missing
     return _catalog(folder, stamp, settings.training.environments, settings.evaluation.environments)
 
 

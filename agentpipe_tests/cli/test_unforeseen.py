@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentpipe.cli import output
-from agentpipe.errors import SettingsError
+from agentpipe.errors import CatalogError, SettingsError
 from agentpipe.settings import load_settings
 
 
@@ -105,3 +105,31 @@ def test_an_empty_variable_made_the_working_directory_the_home(monkeypatch: pyte
     assert settings.home == Path(".agentpipe")
     assert settings.seed == 0
     assert settings.table_source is None
+
+
+def test_a_terminal_without_utf_8_ended_a_finished_job_with_a_traceback(tmp_path: Path) -> None:
+    code = (
+        "import sys; from agentpipe.cli import main, output\n"
+        "main.app = lambda **_: output.player_table({'policy': {'success': 0.5, 'ci95': [0.4, 0.6], "
+        "'decision_seconds': None}})\n"
+        "sys.argv = ['agentpipe']\n"
+        "main.main()\n"
+    )
+    for locale in ({"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
+        environment = {**os.environ, **locale}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60)
+        assert b"Traceback" not in done.stderr, done.stderr
+        assert b"policy" in done.stdout
+    document = command("table", "show", "--cell", "zürich…", "--home", str(tmp_path), PYTHONIOENCODING="ascii:strict")[
+        1
+    ]
+    assert "zürich…" in document["error"]["message"]
+
+
+def test_a_split_file_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentpipe.defs.resources import sized_catalog
+
+    (tmp_path / "templates.csv").write_text("template_id\n")
+    monkeypatch.setenv("AGENTPIPE_DATA", str(tmp_path))
+    with pytest.raises(CatalogError):
+        sized_catalog(load_settings())
