@@ -48,6 +48,9 @@ STAGES: tuple[Stage, ...] = (
 )
 
 
+BOUND = dg.AssetCheckKey(dg.AssetKey("environment_catalog"), "generalisation_bound")
+
+
 def asset_jobs() -> list[dg.UnresolvedAssetJobDefinition]:
     """One job for each stage, so that each can be launched from the UI as well."""
     return [
@@ -56,6 +59,6 @@ def asset_jobs() -> list[dg.UnresolvedAssetJobDefinition]:
 
 
 def _selection(stage: Stage) -> dg.AssetSelection:
-    bound = dg.AssetSelection.checks(dg.AssetCheckKey(dg.AssetKey("environment_catalog"), "generalisation_bound"))
+    bound = dg.AssetSelection.checks(BOUND)
     selection = dg.AssetSelection.assets(*stage.assets)
     return selection | bound if stage.bound else selection - bound

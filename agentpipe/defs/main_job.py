@@ -25,7 +25,7 @@ from agentpipe.defs.instance import (
     settle_interrupted_runs,
     typed_storage_errors,
 )
-from agentpipe.defs.jobs import STAGES, Stage
+from agentpipe.defs.jobs import BOUND, STAGES, Stage
 from agentpipe.defs.progress import listening
 from agentpipe.defs.resources import Workspace, hold_home
 from agentpipe.environments.parameters import CELLS
@@ -157,16 +157,14 @@ class _Runner:
         return recorded_version(self.instance, asset, key) == self.workspace.references.version(asset, key)
 
     def _execute(self, stage: Stage, key: str | None, due: list[str]) -> None:
-        whole = len(due) == len(stage.assets)
         try:
-            self.definitions.resolve_job_def(stage.name).execute_in_process(
+            part_of_job(self.definitions.resolve_job_def(stage.name), stage, due).execute_in_process(
                 run_config={
                     "resources": {"workspace": {"config": self.options}},
                     "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
                 },
                 instance=self.instance,
                 partition_key=key,
-                asset_selection=None if whole else [dg.AssetKey(asset) for asset in due],
                 tags={OURS: self.outcome.candidate},
             )
         except dg.DagsterError:
@@ -175,3 +173,12 @@ class _Runner:
                 if found is not None:
                     demand(found.figures.get("gates", ()), f"{label(asset, key)} does not pass its gates")
             raise
+
+
+def part_of_job(job: dg.JobDefinition, stage: Stage, due: list[str]) -> dg.JobDefinition:
+    """The job of ``stage``, reduced to the assets that are due and those of their checks that belong to the stage."""
+    if len(due) == len(stage.assets):
+        return job
+    assets = {dg.AssetKey(asset) for asset in due}
+    checks = {key for key in job.asset_layer.asset_graph.asset_check_keys if key.asset_key in assets}
+    return job.get_subset(asset_selection=assets, asset_check_selection=checks if stage.bound else checks - {BOUND})
