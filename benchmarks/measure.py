@@ -115,6 +115,17 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     return found
 
 
+def seconds_worked() -> tuple[float, float]:
+    """Processor seconds of all cores since the machine started: by everything, and by this process's ended children."""
+    own = os.times()
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return float("nan"), own.children_user + own.children_system
+    user, nice, system, _, _, irq, softirq, steal = (int(word) for word in stat.read_text().split()[1:9])
+    busy = user + nice + system + irq + softirq + steal
+    return busy / os.sysconf("SC_CLK_TCK"), own.children_user + own.children_system
+
+
 def revision() -> str:
     """The git revision of the checkout, marked where tracked files of the package or the benchmarks differ from it."""
     git = ["git", "-C", str(ROOT)]

@@ -78,6 +78,8 @@ def origin(content: dict[str, Any]) -> str:
     lines = [where]
     if content.get("smoke"):
         lines.append("**A smoke run: it shows that the benchmark works; its figures mean nothing.**")
+    for cores, busy in content.get("others", {}).items():
+        lines.append(f"While {cores} core{'s were' if cores != '1' else ' was'} measured on, others kept {busy} busy.")
     lines += [f"Not measured: {what} ({why})." for what, why in content.get("skipped", {}).items()]
     return "\n\n".join(lines)
 

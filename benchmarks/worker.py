@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentpipe.storage import read_json, write_json
-from benchmarks.measure import RESULTS, ROOT, Figure, stamp, store, usable_cores
+from benchmarks.measure import RESULTS, ROOT, Figure, seconds_worked, stamp, store, usable_cores
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -26,6 +28,8 @@ class Found:
     """what was not measured, and why"""
     versions: dict[str, str] = field(default_factory=dict)
     """of what the benchmark brought along itself"""
+    others: dict[str, float] = field(default_factory=dict)
+    """cores that other processes kept busy meanwhile, on average, by number of cores measured on"""
 
 
 Body = Callable[[int, bool], Found]
@@ -62,8 +66,10 @@ def main(name: str, body: Body, arguments: Sequence[str] | None = None) -> Path 
         found = run_pinned(name, cores, smoke=given.smoke)
         together.figures += found.figures
         together.skipped |= found.skipped
+        together.others |= found.others
         origin["versions"] |= found.versions
-    return store(name, origin, together.figures, given.out, skipped=together.skipped, smoke=given.smoke)
+    more = {"skipped": together.skipped, "others": together.others, "smoke": given.smoke}
+    return store(name, origin, together.figures, given.out, **more)
 
 
 def run_pinned(name: str, cores: int, *, smoke: bool) -> Found:
@@ -79,7 +85,11 @@ def run_pinned(name: str, cores: int, *, smoke: bool) -> Found:
         out = Path(folder) / "found.json"
         command = [sys.executable, "-m", f"benchmarks.{name}", "--pinned", str(cores), "--out", str(out)]
         command += ["--smoke"] if smoke else []
+        (all_before, own_before), began = seconds_worked(), time.monotonic()
         subprocess.run(command, check=True, cwd=ROOT, env=environment, preexec_fn=pin)
+        (all_after, own_after), seconds = seconds_worked(), time.monotonic() - began
         content = read_json(out)
     figures = [Figure(**{**figure, "rates": tuple(figure["rates"])}) for figure in content["figures"]]
-    return Found(figures, content["skipped"], content["versions"])
+    others = ((all_after - all_before) - (own_after - own_before)) / seconds
+    known = {str(cores): round(max(0.0, others), 2)} if math.isfinite(others) else {}
+    return Found(figures, content["skipped"], content["versions"], known)
