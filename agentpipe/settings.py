@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -14,6 +14,8 @@ from agentpipe.errors import SettingsError
 from agentpipe.storage import canonical_json, digest_bytes
 
 ProfileName = Literal["demo", "standard"]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class _Section(BaseModel):
@@ -68,39 +70,41 @@ class GateSettings(_Section):
     """Thresholds of the milestone gates (S18): ``_min`` and ``_max`` pass or fail, ``_warn`` marks the alarming."""
 
     beats_random_only: bool = Field(False, description="judge nothing but that the policy beats random; not promotable")
-    random_margin: float = Field(0.05, description="least lead over random, at the lower end of its 95 % interval")
-    reset_p99_ms: float = 800.0
-    start_success: float = 0.992
-    slow_reset_share: float = 0.05
-    redis_round_trip_ms: float = 15.0
-    redis_connection_share: float = 0.85
-    cpu_share_deviation: float = 0.032
-    crash_rate: float = 0.0002
-    warmup_actor_loss: float = 0.85
-    warmup_actor_loss_warn: float = 1.2
-    warmup_critic_mae: float = 0.32
-    warmup_critic_mae_warn: float = 0.5
-    gradient_norm_usual: float = 0.42
-    gradient_norm_warn: float = 5.0
-    entropy_min: float = 0.1
-    advantage_mean_max: float = Field(0.5, description="mean advantage, in its own standard deviations, either sign")
-    plateau_improvement: float = Field(0.005, description="least gain of the last third of the validations")
-    success_min: float = 0.75
-    success_target: float = 0.897
-    success_stall: float = Field(0.72, description="success around which training has been seen to get stuck")
-    success_stall_width: float = 0.03
-    decision_seconds_max: float = 5.0
-    decision_seconds_warn: float = 6.2
-    attributed_min: float = 0.80
-    attributed_target: float = 0.92
-    attributed_warn: float = 0.25
-    checkpoint_mb_max: float = 850.0
-    checkpoint_growth_max: float = 2.0
-    latency_p99_ms_max: float = 3_800.0
-    latency_p99_ms_local: float = 10.0
-    parity_abs_max: float = 1e-5
-    parity_value_rel_max: float = 1e-5
-    drift_kl_review: float = 0.15
+    random_margin: float = Field(
+        0.05, ge=-1, le=2, description="least lead over random, at the lower end of its 95 % interval"
+    )
+    reset_p99_ms: Positive = 800.0
+    start_success: Share = 0.992
+    slow_reset_share: Share = 0.05
+    redis_round_trip_ms: Positive = 15.0
+    redis_connection_share: Share = 0.85
+    cpu_share_deviation: Share = 0.032
+    crash_rate: Share = 0.0002
+    warmup_actor_loss: Positive = 0.85
+    warmup_actor_loss_warn: Positive = 1.2
+    warmup_critic_mae: Positive = 0.32
+    warmup_critic_mae_warn: Positive = 0.5
+    gradient_norm_usual: Positive = 0.42
+    gradient_norm_warn: Positive = 5.0
+    entropy_min: Positive = 0.1
+    advantage_mean_max: Positive = Field(0.5, description="mean advantage, in its own standard deviations, either sign")
+    plateau_improvement: Share = Field(0.005, description="least gain of the last third of the validations")
+    success_min: Share = 0.75
+    success_target: Share = 0.897
+    success_stall: Share = Field(0.72, description="success around which training has been seen to get stuck")
+    success_stall_width: Share = 0.03
+    decision_seconds_max: Positive = 5.0
+    decision_seconds_warn: Positive = 6.2
+    attributed_min: Share = 0.80
+    attributed_target: Share = 0.92
+    attributed_warn: Share = 0.25
+    checkpoint_mb_max: Positive = 850.0
+    checkpoint_growth_max: Positive = 2.0
+    latency_p99_ms_max: Positive = 3_800.0
+    latency_p99_ms_local: Positive = 10.0
+    parity_abs_max: Positive = 1e-5
+    parity_value_rel_max: Positive = 1e-5
+    drift_kl_review: Positive = 0.15
 
 
 class Settings(BaseSettings):
@@ -127,6 +131,9 @@ class Settings(BaseSettings):
             content["machine_history"] = digest_bytes(self.machine_history.read_bytes())
         return digest_bytes(canonical_json(content))
 
+
+# Variables of ours that are not settings of a run.
+_READ_ELSEWHERE = ("cache", "data", "shared_data", "test_home", "triton_home")
 
 DEMO: dict[str, dict[str, Any]] = {
     "training": {
@@ -170,10 +177,11 @@ def load_settings(**overrides: Any) -> Settings:
 
 
 def _check_sections() -> None:
-    """Refuses variables such as ``AGENTPIPE_TRANING__EPOCHS``, whose section does not exist: nothing reads them."""
+    """Refuses variables such as ``AGENTPIPE_TRANING__EPOCHS`` or ``AGENTPIPE_SEDE``: nothing would read them."""
     prefix, sections = "AGENTPIPE_", ("training", "evaluation", "gates")
     for name in os.environ:
         section, nested, _ = name.removeprefix(prefix).partition("__")
-        if name.startswith(prefix) and nested and section.lower() not in sections:
-            remedy = f"sections: {', '.join(sections)}; correct or unset the variable"
+        known = sections if nested else (*Settings.model_fields, *_READ_ELSEWHERE)
+        if name.startswith(prefix) and section.lower() not in known:
+            remedy = f"known: {', '.join(known)}; correct or unset the variable"
             raise SettingsError(f"unknown setting {name}", field=name, remedy=remedy)

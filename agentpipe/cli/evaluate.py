@@ -53,7 +53,7 @@ def evaluate(
         if as_json:
             print_json(content)
         else:
-            player_table(content["players"])
+            player_table(content["players"], split.value)
 
 
 def _evaluate(

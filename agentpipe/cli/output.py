@@ -60,12 +60,12 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f} %"
 
 
-def player_table(players: Mapping[str, Mapping[str, Any]]) -> None:
-    """The players' figures as a table, the policy first."""
+def player_table(players: Mapping[str, Mapping[str, Any]], split: str = "hold-out") -> None:
+    """The players' figures on ``split`` as a table, the best first."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="Hold-out", title_justify="left")
+    table = Table(title=split.capitalize(), title_justify="left")
     for column in ("player", "success", "95 % interval", "decision, simulated"):
         table.add_column(column, justify="left" if column == "player" else "right")
     for name in sorted(players, key=lambda name: -players[name]["success"]):

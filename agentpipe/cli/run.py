@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
+import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -159,4 +162,6 @@ def _show(content: dict[str, Any]) -> None:
     typer.echo(
         f"{runs['materialised']} partitions materialised, {runs['reused']} reused, {content['wall_seconds']:.0f} s"
     )
-    typer.echo(f"\nSee it in the UI:  {content['ui']}")
+    found = shutil.which("agentpipe")
+    program = "agentpipe" if found else str(Path(sys.executable).with_name("agentpipe"))
+    typer.echo(f"\nSee it in the UI:  {program}{content['ui'].removeprefix('agentpipe')}")

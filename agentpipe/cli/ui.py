@@ -94,11 +94,12 @@ def serving(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     write_bytes(workspace, WORKSPACE.encode())
     command = [sys.executable, "-m", "dagster", "dev", "-w", str(workspace), "-h", HOST, "-p", str(port)]
     command += ["--log-level", "warning"]
+    # A background job of a shell has SIGINT ignored, and what it starts inherits that: undone before anything starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(  # noqa: S603 - our own interpreter
         command, env=environment, cwd=home, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
     )
     previous = signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell has it ignored
     try:
         _await(process, port)
         yield process

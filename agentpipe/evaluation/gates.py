@@ -249,7 +249,9 @@ def _success(figures: Mapping[str, Any], gates: GateSettings) -> tuple[GateResul
             "success_target",
             success,
             gates.success_target,
-            "fine-tune on the hardest environments; stuck near 72 %, change the entropy or clip first",
+            "change the entropy weight or the clip ranges: training is stuck where it often is"
+            if stalled
+            else "train longer or wider; look at the cells and modes where it fails",
             severity="warn",
             above=True,
             **notes,

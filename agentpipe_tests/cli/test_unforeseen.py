@@ -86,6 +86,9 @@ def test_what_is_no_folder_ended_verify_with_a_traceback(tmp_path: Path) -> None
         ("AGENTPIPE_GATES__RANDOM_MARGIN", "1e400"),
         ("AGENTPIPE_TRAINING__ENVIRONMENTS", "0"),
         ("AGENTPIPE_EVALUATION__ENVIRONMENTS", "-5"),
+        ("AGENTPIPE_GATES__SUCCESS_MIN", "2"),
+        ("AGENTPIPE_GATES__DECISION_SECONDS_MAX", "-1"),
+        ("AGENTPIPE_SEDE", "1"),
     ],
 )
 def test_a_senseless_setting_is_found_before_anything_runs(
