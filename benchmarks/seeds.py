@@ -80,12 +80,12 @@ def section(content: dict[str, Any]) -> str:
             for value, (low, high) in zip(row["by_seed"], row["within"], strict=True)
         )
         lines.append(f"| {row['player']} | {row['success']:.1%} | {over} | {seeds} | {row['decision_seconds']:.2f} |")
-    lines += [
-        "",
-        "Wall seconds of the main job, by seed: " + ", ".join(f"{s:.0f}" for s in content["wall_seconds"]) + ".",
-    ]
     if content["peak_gb"]:
-        lines += [f"Peak resident memory of its process: {max(content['peak_gb']):.2f} GB."]
+        seconds = ", ".join(f"{wall:.0f}" for wall in content["wall_seconds"])
+        lines += [
+            "",
+            f"Wall seconds of the main job, by seed: {seconds}. Peak memory: {max(content['peak_gb']):.2f} GB.",
+        ]
     return "\n".join(lines)
 
 
