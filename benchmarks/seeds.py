@@ -80,7 +80,12 @@ def section(content: dict[str, Any]) -> str:
             for value, (low, high) in zip(row["by_seed"], row["within"], strict=True)
         )
         lines.append(f"| {row['player']} | {row['success']:.1%} | {over} | {seeds} | {row['decision_seconds']:.2f} |")
-    if content["peak_gb"]:
+    if not content["peak_gb"]:
+        lines += [
+            "",
+            "Summarised from the documents of runs made before, some by an earlier revision of the same line.",
+        ]
+    else:
         seconds = ", ".join(f"{wall:.0f}" for wall in content["wall_seconds"])
         lines += [
             "",
@@ -110,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "wall_seconds": [document["wall_seconds"] for document in documents],
         "peak_gb": [document["peak_gb"] for document in documents if "peak_gb" in document],
     }
-    store("seeds", stamp("python -m benchmarks.seeds"), [], chosen.out, **content)
+    store("seeds", stamp(f"python -m benchmarks.seeds{' --read' if chosen.read else ''}"), [], chosen.out, **content)
     print(section(content))
 
 
