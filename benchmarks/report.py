@@ -42,18 +42,18 @@ minibatch, epochs, learning rate, discount, λ, clip range, gradient norm, optim
 cosine of time, an action mask, a running scale of rewards, normalisation of advantages over the rollout instead of the
 minibatch, and events and checkpoints; its gradient is written out instead of recorded by autograd, and it spreads over
 threads by itself. Stable-Baselines3 is measured with torch on one thread and on all, and gets fewer updates a turn
-since a rate needs no more; the mean return of its last episodes is lower for that reason alone.
+since a rate needs no more: mean returns compare at equal updates only.
 """
 
 
 def table(figures: Sequence[dict[str, Any]], reference: int = 0) -> str:
-    """One table: the rate of each contestant and how many times faster the one at ``reference`` is."""
+    """One table: the rate of each contestant, and that of the one at ``reference`` over it."""
     base = figures[reference]["median"]
-    rows = ["| | steps/s | first row is faster by | |", "|---|---:|---:|---|"]
+    rows = ["| | steps/s | first row ÷ this | |", "|---|---:|---:|---|"]
     for figure in figures:
         rate = f"{human(figure['median'])} ({human(figure['worst'])} – {human(figure['best'])})"
         notes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in figure["notes"].items())
-        rows.append(f"| {figure['name']} | {rate} | {base / figure['median']:.3g} × | {notes} |")
+        rows.append(f"| {figure['name']} | {rate} | {base / figure['median']:.3g} | {notes} |")
     return "\n".join(rows)
 
 
