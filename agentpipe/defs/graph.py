@@ -37,18 +37,26 @@ class Shape:
     code_version: str = "1"
     settings: tuple[str, ...] = ()
     """Fields of the settings that change its content; ``*`` stands for all of them."""
+    files: tuple[str, ...] = ()
+    """Files of the data folder whose content it reads."""
 
 
 _SIZES = ("profile", "seed", "evaluation", "training.environments")
 _python = frozenset({"python"})
 
 SHAPES: dict[str, Shape] = {
-    "line_profile": Shape("environments", frozenset({"python", "csv"}), {"machine_history": Take.WHOLE}),
+    "line_profile": Shape(
+        "environments",
+        frozenset({"python", "csv"}),
+        {"machine_history": Take.WHOLE},
+        files=("line_profile.json",),
+    ),
     "environment_catalog": Shape(
         "environments",
         frozenset({"python", "csv"}),
         {"line_profile": Take.WHOLE},
         settings=("evaluation.environments", "training.environments"),
+        files=("templates.csv", "splits.csv"),
     ),
     "disturbance_table": Shape(
         "environments", frozenset({"parquet", "csv"}), {"table_source": Take.WHOLE}, partitions=cells

@@ -17,6 +17,7 @@ from pydantic import Field
 from agentpipe.defs.graph import SHAPES, Take
 from agentpipe.defs.partitions import TRIGGERS, candidate_key, days_of_week, split_candidate
 from agentpipe.defs.references import MISSING, Reference, References
+from agentpipe.environments.datafiles import data_dir
 from agentpipe.environments.parameters import CELLS
 from agentpipe.errors import LockHeldError, MachineHistoryError, TableError
 from agentpipe.settings import Settings, load_settings
@@ -163,14 +164,15 @@ class Workspace(dg.ConfigurableResource[Any]):
         return references.version_of_all(name, keys)
 
     def configuration(self, asset: str) -> str:
-        """Digest of the settings that change the content of ``asset``."""
+        """Digest of the settings, and of the project's data files, that change the content of ``asset``."""
         names = SHAPES[asset].settings
         settings = self.settings
         if "*" in names:
             return settings.digest()
         content = settings.model_dump(mode="json")
         chosen = {name: functools.reduce(lambda part, key: part[key], name.split("."), content) for name in names}
-        return digest_bytes(canonical_json(chosen))
+        files = {name: _file_version(data_dir() / name) for name in SHAPES[asset].files}
+        return digest_bytes(canonical_json({**chosen, **files}))
 
     def key(self, asset: str, partition: str | None) -> str:
         """Digest of everything that decides the content of one partition: settings, code version, what it consumes."""
@@ -188,6 +190,11 @@ class Workspace(dg.ConfigurableResource[Any]):
             and found.code_version == SHAPES[asset].code_version
             and (self.root / found.path).exists()
         )
+
+
+def _file_version(path: Path) -> str:
+    """Digest of a data file; a missing one is for the asset that reads it to refuse."""
+    return digest_file(path) if path.is_file() else MISSING
 
 
 def _history_version(path: Path) -> str:

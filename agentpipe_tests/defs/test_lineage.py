@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -12,6 +14,7 @@ from agentpipe.defs.graph import SHAPES
 from agentpipe.defs.instance import recorded_version
 from agentpipe.defs.references import Reference
 from agentpipe.defs.resources import NONE, Workspace
+from agentpipe.environments.datafiles import data_dir
 from agentpipe.environments.parameters import CELLS
 from agentpipe.errors import TableError
 
@@ -165,3 +168,27 @@ def test_feedback_is_due_while_something_waits_or_when_its_day_grew(workspace: W
     assert workspace.is_current("production_feedback", day)
     (inbox / "a.jsonl").write_text("{}\n")
     assert not workspace.is_current("production_feedback", day)
+
+
+@pytest.mark.parametrize(
+    ("name", "asset"),
+    [
+        ("line_profile.json", "line_profile"),
+        ("templates.csv", "environment_catalog"),
+        ("splits.csv", "environment_catalog"),
+    ],
+)
+def test_an_edited_data_file_left_everything_as_it_was(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, asset: str
+) -> None:
+    """A data folder of one's own: a changed byte makes due what reads it, and nothing else; undone, nothing is due."""
+    folder = tmp_path / "data"
+    shutil.copytree(data_dir(), folder)
+    monkeypatch.setenv("AGENTPIPE_DATA", str(folder))
+    before = (folder / name).read_bytes()
+    for each in ("line_profile", "environment_catalog"):
+        pretend(workspace, each, None)
+    (folder / name).write_bytes(before + b"\n")
+    assert [each for each in ("line_profile", "environment_catalog") if not workspace.is_current(each, None)] == [asset]
+    (folder / name).write_bytes(before)
+    assert workspace.is_current(asset, None)
