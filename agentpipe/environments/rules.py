@@ -50,7 +50,7 @@ Means = npt.NDArray[np.float32]
 class RuleThresholds:
     """What the search tunes. Readings in healthy standard deviations, severities as share of the full signature.
 
-    The defaults are the best of 120 candidates on 2,000 training environments of the default line (54.3 % there).
+    The defaults are the best of 120 candidates on 2,000 training environments of the default line.
     """
 
     samples: float = 25.0
