@@ -83,6 +83,14 @@ class VersionError(StoreError):
     """Raised when something stored was written under a format version that this program does not read."""
 
 
+class RecordError(StoreError):
+    """Raised when an episode cannot be stored as it is (too long, incomplete, of another shape)."""
+
+
+class ShrunkError(StoreError):
+    """Raised when a shard holds only seeds and actions: its records have to be made again before they can be read."""
+
+
 class SimulationError(AgentpipeError):
     """Raised when a pool or simulator is used wrongly or computes nonsense."""
 

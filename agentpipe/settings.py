@@ -14,6 +14,8 @@ from agentpipe.errors import SettingsError
 from agentpipe.storage import canonical_json, digest_bytes
 
 ProfileName = Literal["demo", "standard"]
+SamplerName = Literal["uniform", "causal", "prioritised"]
+Durability = Literal["process", "power"]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 
@@ -52,6 +54,11 @@ class TrainingSettings(_Section):
     patience: int = Field(12, gt=0, description="looks without improvement before training stops")
     target_success: float | None = Field(None, description="validation success at which training may stop early")
     checkpoint_every: int = Field(20, gt=0, description="updates between two resumable checkpoints")
+    replay_share: float = Field(0.25, ge=0, lt=1, description="share of each batch drawn from recorded trajectories")
+    replay_sampler: SamplerName = Field("causal", description="who draws them: uniform, causal or prioritised")
+    replay_fresh: int | None = Field(
+        None, gt=0, description="draw only from the newest so many behaviour policies; none = from all"
+    )
 
 
 class EvaluationSettings(_Section):
@@ -64,6 +71,20 @@ class EvaluationSettings(_Section):
     statistics_steps: int = Field(
         1_000, gt=0, description="first steps of each training environment behind the observation statistics"
     )
+
+
+class ExperienceSettings(_Section):
+    """How experience is kept. Nothing here changes a result."""
+
+    durability: Durability = Field(
+        "process", description="counted samples survive kill -9 (process), or also power loss up to a group (power)"
+    )
+    record_training: bool = Field(True, description="keep the live rollouts of training as shards")
+    shard_steps: int = Field(262_144, gt=0, description="steps after which training begins another shard")
+    full_mb: int = Field(
+        512, ge=0, description="full records that a training keeps; its older shards shrink to seeds and actions"
+    )
+    budget_mb: int | None = Field(None, gt=0, description="disk budget of all shards in the home; none = no limit")
 
 
 class GateSettings(_Section):
@@ -86,6 +107,11 @@ class GateSettings(_Section):
     warmup_critic_mae_warn: Positive = 0.5
     gradient_norm_usual: Positive = 0.42
     gradient_norm_warn: Positive = 5.0
+    throughput_drop_max: Share = Field(0.40, description="loss of writing speed against the last shard of the cell")
+    coverage_target: Share = Field(0.92, description="of the ten most influential steps, in one epoch of sampling")
+    coverage_warn: Share = 0.85
+    buffer_growth_max: Share = Field(0.03, description="change of bytes an episode against the last shard, either way")
+    idle_share_max: Share = 0.15
     entropy_min: Positive = 0.1
     advantage_mean_max: Positive = Field(0.5, description="mean advantage, in its own standard deviations, either sign")
     plateau_improvement: Share = Field(0.005, description="least gain of the last third of the validations")
@@ -122,11 +148,12 @@ class Settings(BaseSettings):
     threads: int = Field(2, gt=0, le=256)
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    experience: ExperienceSettings = ExperienceSettings()
     gates: GateSettings = GateSettings()
 
     def digest(self) -> str:
-        """Digest of what changes results: everything but the places on disk."""
-        content = self.model_dump(mode="json", exclude={"home", "machine_history", "table_source"})
+        """Digest of what changes results: everything but the places on disk and how experience is kept."""
+        content = self.model_dump(mode="json", exclude={"home", "machine_history", "table_source", "experience"})
         if self.machine_history is not None:
             content["machine_history"] = digest_bytes(self.machine_history.read_bytes())
         return digest_bytes(canonical_json(content))
@@ -178,7 +205,7 @@ def load_settings(**overrides: Any) -> Settings:
 
 def _check_sections() -> None:
     """Refuses variables such as ``AGENTPIPE_TRANING__EPOCHS`` or ``AGENTPIPE_SEDE``: nothing would read them."""
-    prefix, sections = "AGENTPIPE_", ("training", "evaluation", "gates")
+    prefix, sections = "AGENTPIPE_", ("training", "evaluation", "experience", "gates")
     for name in os.environ:
         section, nested, _ = name.removeprefix(prefix).partition("__")
         known = sections if nested else (*Settings.model_fields, *_READ_ELSEWHERE)

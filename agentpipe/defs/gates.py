@@ -22,6 +22,13 @@ DESCRIPTIONS: dict[str, tuple[int, str]] = {
     "actor_loss": (2, "Behaviour cloning brings the masked cross-entropy down."),
     "critic_error": (2, "Behaviour cloning brings the critic's mean absolute error down."),
     "gradient_norm": (2, "The median gradient norm of the warm-up is not alarming."),
+    "write_throughput": (3, "Writing is not much slower than for the cell's last shard."),
+    "influence_coverage": (
+        3,
+        "One epoch of causal sampling draws nearly all of each episode's ten most influential steps.",
+    ),
+    "buffer_size": (3, "An episode takes as many bytes as in the cell's last shard of the same behaviour."),
+    "idle_steps": (3, "Few steps are idle: no later step depends on them and they earn nothing."),
     "entropy": (4, "The policy still explores at the end of training."),
     "advantage_mean": (4, "The critic is not biased: raw advantages average near zero."),
     "circuit_breaker": (4, "Training was not broken off by a collapsing policy or an exploding value loss."),

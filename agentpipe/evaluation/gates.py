@@ -23,6 +23,7 @@ Severity = Literal["warn", "error"]
 CHECK_NAMES: dict[int, tuple[str, ...]] = {
     1: ("reset_p99", "start_success", "slow_resets"),
     2: ("actor_loss", "critic_error", "gradient_norm"),
+    3: ("write_throughput", "influence_coverage", "buffer_size", "idle_steps"),
     4: ("entropy", "advantage_mean", "plateau"),
     5: ("beats_random", "success", "success_target", "decision_time", "failures_attributed"),
     6: ("checkpoint_size", "latency", "operators", "parity"),
@@ -157,6 +158,63 @@ def warmup_gate(figures: Mapping[str, Any], gates: GateSettings) -> tuple[GateRe
             usual=gates.gradient_norm_usual,
         ),
     )
+
+
+# Gate 3 ------------------------------------------------------------------------------------------------------------
+
+_FIRST = "nothing to compare with yet: this shard is the baseline"
+
+
+def buffer_gate(
+    figures: Mapping[str, Any], previous: Mapping[str, Any] | None, gates: GateSettings
+) -> tuple[GateResult, ...]:
+    """Gate 3, trajectory buffer; all of it warns.
+
+    Args:
+        figures: ``write_bytes_per_second``, ``coverage`` (of the ten most influential steps, ``None`` where no step has
+            influence), ``bytes_per_episode``, ``behaviour`` (version of the recording policy), ``idle_share``.
+        previous: The same of the cell's last shard; ``None`` for the first, which is the baseline.
+        gates: Thresholds.
+    """
+    speed, size = _required(figures, "write_bytes_per_second"), _required(figures, "bytes_per_episode")
+    coverage = _figure(figures, "coverage")
+    slower = "compact the buffer (agentpipe buffer compact, retain), or look for what else writes to this disk"
+    larger = "look for longer episodes in the reward histogram and the outcomes; a changed table row explains a step"
+    fewer = "sample by causal priority, or draw more steps an epoch"
+    results = []
+    if previous is None:
+        results.append(GateResult(3, "write_throughput", True, "warn", None, None, slower, {"note": _FIRST}))
+    else:
+        drop = 1 - speed / _required(previous, "write_bytes_per_second")
+        results.append(_judge(3, "write_throughput", drop, gates.throughput_drop_max, slower, severity="warn"))
+    if coverage is None:
+        note = {"note": "no step has influence"}
+        results.append(GateResult(3, "influence_coverage", False, "warn", None, gates.coverage_warn, fewer, note))
+    else:
+        level = _level(coverage, gates.coverage_target, gates.coverage_warn, above=True)
+        results.append(
+            _judge(
+                3,
+                "influence_coverage",
+                coverage,
+                gates.coverage_warn,
+                fewer,
+                severity="warn",
+                above=True,
+                level=level,
+                target=gates.coverage_target,
+            )
+        )
+    if previous is None or previous.get("behaviour") != figures.get("behaviour"):
+        note = {"note": _FIRST if previous is None else "another behaviour policy plays episodes of other lengths"}
+        results.append(GateResult(3, "buffer_size", True, "warn", None, None, larger, note))
+    else:
+        change = abs(size / _required(previous, "bytes_per_episode") - 1)
+        results.append(_judge(3, "buffer_size", change, gates.buffer_growth_max, larger, severity="warn"))
+    useless = "the behaviour measures what nothing rests on: lower its share of random actions, or sample by influence"
+    idle = _required(figures, "idle_share")
+    results.append(_judge(3, "idle_steps", idle, gates.idle_share_max, useless, severity="warn"))
+    return tuple(results)
 
 
 # Gate 4 ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from agentpipe.evaluation.gates import (
     CHECK_NAMES,
     GateResult,
     blocking,
+    buffer_gate,
     bundle_gate,
     evaluation_gate,
     plateau_gain,
@@ -24,6 +25,10 @@ TRAINING = {"entropy": 0.5, "advantage_mean": 0.01, "validation_curve": [0.5, 0.
 BUNDLE = {
     "checkpoint_bytes": 2e6, "champion_checkpoint_bytes": None, "latency_p99_ms": 0.5, "unsupported_operators": [],
     "parity_max_abs_diff": 1e-7, "parity_value_max_rel_diff": 1e-6,
+}  # fmt: skip
+BUFFER = {
+    "write_bytes_per_second": 80e6, "coverage": 0.95, "bytes_per_episode": 8_000.0, "behaviour": "rules",
+    "idle_share": 0.1,
 }  # fmt: skip
 ATTRIBUTED = {"attributed": 0.95, "ci95": [0.9, 0.98], "sampled": 300, "status": "OK"}
 
@@ -49,6 +54,7 @@ def verdicts(results):
     [
         (1, pool_gate(POOL, GATES)),
         (2, warmup_gate(WARMUP, GATES)),
+        (3, buffer_gate(BUFFER, BUFFER, GATES)),
         (4, training_gate(TRAINING, GATES)),
         (5, evaluation_gate(evaluated(), ATTRIBUTED, GATES)),
         (6, bundle_gate(BUNDLE, GATES)),
@@ -59,6 +65,35 @@ def test_good_figures_pass_every_named_check_and_each_has_a_remedy(gate, results
     assert all(result.passed and result.remedy and result.gate == gate for result in results)
     assert not blocking(results)
     canonical_json([result.to_dict() for result in results])
+
+
+@pytest.mark.parametrize(
+    ("changed", "failing"),
+    [
+        ({"write_bytes_per_second": 47.9e6}, {"write_throughput"}),  # 40 % of 80 MB/s lost
+        ({"write_bytes_per_second": 48.1e6}, set()),
+        ({"coverage": 0.84}, {"influence_coverage"}),
+        ({"coverage": 0.86}, set()),
+        ({"coverage": None}, {"influence_coverage"}),
+        ({"bytes_per_episode": 8_241.0}, {"buffer_size"}),
+        ({"bytes_per_episode": 7_759.0}, {"buffer_size"}),
+        ({"bytes_per_episode": 8_239.0}, set()),
+        ({"bytes_per_episode": 9_000.0, "behaviour": "champion 1"}, set()),
+        ({"idle_share": 0.16}, {"idle_steps"}),
+    ],
+)
+def test_the_buffer_gate_compares_with_the_cells_last_shard(changed, failing):
+    results = buffer_gate({**BUFFER, **changed}, BUFFER, GATES)
+    assert {result.name for result in results if not result.passed} == failing
+    assert all(result.severity == "warn" for result in results)
+
+
+def test_the_first_shard_of_a_cell_is_the_baseline_and_says_so():
+    throughput, _, size, _ = buffer_gate(BUFFER, None, GATES)
+    for result in (throughput, size):
+        assert result.passed
+        assert result.value is None
+        assert "baseline" in result.metadata["note"]
 
 
 # One figure over its limit fails its own check and no other: (gate, figures, changed, check, severity).
