@@ -14,7 +14,7 @@ from typing import Any
 import numba
 from numba import njit
 
-_SOURCES = ("begin", "jit", "kernel", "layout", "orders", "parameters", "physics", "rng", "sense", "state")
+_SOURCES = ("begin", "jit", "kernel", "layout", "orders", "parameters", "physics", "rng", "sense", "state", "tokens")
 
 
 def cache_directory() -> Path:

@@ -58,6 +58,7 @@ from agentpipe.environments.state import (
     ORDER_TECHNICIAN,
     ORDER_VERIFIED,
 )
+from agentpipe.environments.tokens import CLOCK, made, needed
 
 (SUCCESS, WRONG_DIAGNOSIS, WRONG_DEPTH, LATE, SECONDARY, FALSE_REJECTION, NEEDLESS, STEP_LIMIT) = range(8)
 UNSKILLED, REPAIR_FAILED = 8, 9
@@ -248,6 +249,7 @@ def step_one(n: int, action: int, fixed: Any, hidden: Any, plant: Any, visible: 
     segment = visible.segment[n]
     observation = visible.observation[n]
     order = plant.order[n]
+    used = needed(n, action, fixed, plant)
     advance_load(n, step, fixed, hidden)
     before = plant.elapsed[n]
     cycle = np.float64(POLL_SECONDS[fixed.protocol[n]])
@@ -256,7 +258,8 @@ def step_one(n: int, action: int, fixed: Any, hidden: Any, plant: Any, visible: 
     if action < A_MACHINE:
         seconds += max(plant.next_poll[n] - before, 0.0) + BURST_CYCLE_SHARE * cycle
     now = before + seconds
-    reward = -0.01 - 0.004 * seconds
+    cost = -0.01 - 0.004 * seconds
+    reward = cost
     reason = GOES_ON
     physical_wait = 0.0
 
@@ -304,6 +307,7 @@ def step_one(n: int, action: int, fixed: Any, hidden: Any, plant: Any, visible: 
     plant.elapsed[n] = now
     plant.decision_seconds[n] += seconds
     reward -= 0.001 * physical_wait
+    cost -= 0.001 * physical_wait
     failing = hidden.mode[n] < PHYSICAL_MODES and hidden.repaired[n] == 0
     if failing and severity_at(n, now, hidden) >= 1.0 and reason != SUCCESS:
         reason = SECONDARY
@@ -325,6 +329,11 @@ def step_one(n: int, action: int, fixed: Any, hidden: Any, plant: Any, visible: 
     elif reason != GOES_ON:
         reward -= 3.0
     visible.reward[n] = reward
+    visible.earned[n] = reward != cost
+    if reason in (LATE, SECONDARY):
+        used |= CLOCK
+    visible.used[n] = used
+    visible.produced[n] = made(n, action, delivered, physical_wait > 0.0, plant)
     plant.total[n] += reward
     refresh(n, fixed, plant, visible)
     if reason == GOES_ON:
@@ -357,6 +366,9 @@ def run_begin(low: int, high: int, episodes: Any, fixed: Any, hidden: Any, plant
         visible.reward[n] = 0.0
         visible.terminated[n] = False
         visible.truncated[n] = False
+        visible.produced[n] = 0
+        visible.used[n] = 0
+        visible.earned[n] = False
         begin(n, episodes[n], fixed, hidden, plant, visible)
 
 

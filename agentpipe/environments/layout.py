@@ -92,6 +92,27 @@ A_RETRY: Final = A_START + 2
 A_ESCALATE: Final = A_START + 3
 A_CLOSE: Final = A_START + 4
 
+# What a step can make, and a later step need; bit i of ``pool.produced`` and ``pool.used`` is token i.
+TOKENS: Final = (
+    *(f"reading_{m}" for m in range(MACHINES)),
+    "plc_offset",
+    "machine",
+    "mode",
+    "severity",
+    "depth",
+    "part",
+    "technician",
+    "expedite",
+    "repair",
+    "verification",
+    "reopened",
+    "clock",
+)
+# Of these every step that made one counts until the episode ends (means and waiting add up); of the others the newest.
+ACCUMULATING: Final = sum(
+    1 << bit for bit, token in enumerate(TOKENS) if token.startswith("reading_") or token in ("plc_offset", "clock")
+)
+
 # Observation features in order; each block's first index is an O_... constant.
 _READINGS = MACHINES * CHANNELS
 _BLOCKS: Final = (

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 Actions = npt.NDArray[np.int64]
 
+# What is told of the step just taken, and of no use to the next: not part of a snapshot.
+_OF_ONE_STEP = frozenset(
+    ("produced", "used", "earned", "final_observation", "final_mask", "final_last_action", "final_time")
+)
+
 
 def build_pool(
     environments: Sequence[EnvironmentSpec],
@@ -68,6 +73,8 @@ class LinePool:
         last_action: i64[N]; ``ACTION_COUNT`` at the start of an episode.
         time: f32[N], minutes since the alarm.
         reward: f32[N]; terminated, truncated: bool[N], never both.
+        produced, used: u32[N], what the step just taken made and needed, see :mod:`tokens`; earned: bool[N], its reward
+            is not just the running cost of time. Zero before the first step and after :meth:`restore`.
         final_observation, final_mask, final_last_action, final_time: valid where terminated or truncated.
         result_...: outcome of the episode that just ended, valid in the same places.
     """
@@ -89,6 +96,7 @@ class LinePool:
         self.observation, self.mask, self.segment = seen.observation, seen.mask, seen.segment
         self.last_action, self.time = seen.last_action, seen.time
         self.reward, self.terminated, self.truncated = seen.reward, seen.terminated, seen.truncated
+        self.produced, self.used, self.earned = seen.produced, seen.used, seen.earned
         self.final_observation, self.final_mask = seen.final_observation, seen.final_mask
         self.final_last_action, self.final_time = seen.final_last_action, seen.final_time
         self.episode = self._hidden.episode
@@ -178,7 +186,7 @@ class LinePool:
             f"{group}.{name}": array.copy()
             for group, arrays in groups.items()
             for name, array in arrays._asdict().items()
-            if not name.startswith("final_")
+            if name not in _OF_ONE_STEP
         }
 
     def restore(self, snapshot: dict[str, npt.NDArray[Any]]) -> None:
@@ -197,6 +205,8 @@ class LinePool:
             pairs.append((target, source))
         for target, source in pairs:
             target[...] = source
+        for array in (self.produced, self.used, self.earned):
+            array[...] = 0
 
     def hidden(self) -> state.Hidden:
         """The true state, for the oracle, the supervised labels and the evaluation; never for a deployed player."""

@@ -111,6 +111,9 @@ class Visible(NamedTuple):
     reward: Array  # f32[N]
     terminated: Array  # bool[N]
     truncated: Array  # bool[N]
+    produced: Array  # u32[N] tokens that the step made, layout.TOKENS
+    used: Array  # u32[N] tokens that it needed
+    earned: Array  # bool[N] the reward is not just the running cost of time
     final_observation: Array  # f32[N, D]
     final_mask: Array  # bool[N, A]
     final_last_action: Array  # i64[N]
@@ -190,6 +193,9 @@ def allocate_visible(n: int) -> Visible:
         reward=np.zeros(n, np.float32),
         terminated=np.zeros(n, np.bool_),
         truncated=np.zeros(n, np.bool_),
+        produced=np.zeros(n, np.uint32),
+        used=np.zeros(n, np.uint32),
+        earned=np.zeros(n, np.bool_),
         final_observation=np.zeros((n, OBSERVATION_SIZE), np.float32),
         final_mask=np.zeros((n, ACTION_COUNT), np.bool_),
         final_last_action=np.zeros(n, np.int64),
