@@ -110,15 +110,25 @@ def discounted_returns(r_t: Floats, done_t: Flags, discount: float) -> Floats:
 
 
 def normalise_by_segment(a_t: Floats, segment_t: npt.NDArray[np.int8], segments: int) -> Floats:
-    """Advantages with mean 0 and standard deviation 1 within each segment (S9).
-
-    A segment with fewer than two samples has no scale of its own: it takes mean and deviation of all samples.
-    A deviation of zero leaves zeros. Never NaN, whatever the counts.
+    """Advantages with mean 0 and standard deviation 1 within each segment (S9); see :func:`segment_scale`.
 
     Args:
         a_t: f32[M].
         segment_t: i8[M], 0 to ``segments`` - 1.
         segments: how many there are.
+    """
+    centre, scale = segment_scale(a_t, segment_t, segments)
+    normalised: Floats = ((a_t - centre[segment_t]) * scale[segment_t]).astype(np.float32)
+    return normalised
+
+
+def segment_scale(
+    a_t: Floats, segment_t: npt.NDArray[np.int8], segments: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Mean f64[S] of the advantages of each segment, and one over their standard deviation f64[S].
+
+    A segment with fewer than two samples has no scale of its own: it takes mean and deviation of all samples.
+    Where the deviation is zero the scale is zero. Never NaN, whatever the counts.
     """
     values = a_t.astype(np.float64)
     count = np.bincount(segment_t, minlength=segments)
@@ -126,9 +136,7 @@ def normalise_by_segment(a_t: Floats, segment_t: npt.NDArray[np.int8], segments:
     if values.size:
         few = count < 2
         mean[few], deviation[few] = values.mean(), values.std()
-    scale = np.where(deviation > 1e-8, 1.0 / np.maximum(deviation, 1e-8), 0.0)
-    normalised: Floats = ((values - mean[segment_t]) * scale[segment_t]).astype(np.float32)
-    return normalised
+    return mean, np.where(deviation > 1e-8, 1.0 / np.maximum(deviation, 1e-8), 0.0)
 
 
 def segment_moments(

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from agentpipe.environments.jit import entry
+from agentpipe.learning.batch import Batch
 from agentpipe.learning.fused import Block, SegmentedGradient
-from agentpipe.learning.ppo import Batch
 
 if TYPE_CHECKING:
     from agentpipe.learning.network import PolicyNetwork

@@ -1,18 +1,20 @@
 """The gradient of the segment-wise clipped policy loss, written out: no autograd graph, blocks that fit the cache.
 
-With one ratio a sample, r = exp(clamp(log pi(a|s) - log pi_old(a|s), ±10)), whatever the length of its segment, and the
-clip range c of the sample's segment (Schulman et al., 2017, eq. 7; S9):
+With one ratio a sample, r = exp(clamp(log pi(a|s) - log pi_old(a|s), ±10)), whatever the length of its segment, the
+clip range c of the sample's segment (Schulman et al., 2017, eq. 7; S9), and the sample's weight w:
 
-    L_policy = -mean min(r A, clamp(r, 1 - c, 1 + c) A)
-    L        = L_policy - entropy_weight * mean H(pi(.|s)) + value_weight * mean (V(s) - G)^2 / 2
+    L_policy = -mean w min(r A, clamp(r, 1 - c, 1 + c) A)
+    L        = L_policy - entropy_weight * mean w H(pi(.|s)) + value_weight * mean w (V(s) - G)^2 / 2
 
 and therefore, for the logits z of the legal actions, with p = softmax(z) and H = -sum p log p,
 
-    dL/dz_j = g (1[j = a] - p_j) + entropy_weight p_j (log p_j + H)
+    dL/dz_j = w g (1[j = a] - p_j) + w entropy_weight p_j (log p_j + H)
     g       = -r A where the minimum is r A and the clamp of the log ratio does not bind, else 0
-    dL/dV   = value_weight (V - G)
+    dL/dV   = w value_weight (V - G)
 
-each divided by the number of samples.
+each divided by the number of samples, not by the sum of their weights. A live sample has w = 1; a replayed one has the
+importance weight of its sampler, which says how much rarer than uniform it should have been drawn: it therefore
+multiplies everything that the sample adds to the loss, the entropy bonus included.
 
 KL is estimated as mean((r - 1) - log r), which is never negative (Schulman, 2020). A minibatch is cut into a fixed
 number of shards whose gradients are added in order: the result does not depend on the number of threads. The tests hold
@@ -34,8 +36,8 @@ from agentpipe.environments.jit import entry
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agentpipe.learning.batch import Batch
     from agentpipe.learning.network import PolicyNetwork
-    from agentpipe.learning.ppo import Batch
     from agentpipe.learning.workers import Workers
 
 LOG_RATIO_LIMIT = 10.0
@@ -95,8 +97,8 @@ class SegmentedGradient:
         """Sets the gradients of the mean loss over the samples ``rows`` of ``batch``, one or more.
 
         Returns:
-            f64[6 + 3 S], sums over the samples: policy loss, value loss, entropy, decisions that had a choice, KL,
-            old KL, then for each segment KL, clipped samples and samples.
+            f64[6 + 3 S], sums over the samples: policy loss and value loss (weighted), entropy, decisions that had a
+            choice, KL, old KL, then for each segment KL, clipped samples and samples (each sample once).
         """
         network, samples = self.network, len(rows)
         torch.mm(network.embedding.weight, network.projection.weight.t(), out=self._table)
@@ -138,7 +140,7 @@ class Block:
         self.last_action = torch.empty(rows, dtype=torch.int64)
         self.mask = torch.empty(rows, actions, dtype=torch.bool)
         self.action, self.segment = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
-        self.old, self.advantage, self.returns = (torch.empty(rows) for _ in range(3))
+        self.old, self.advantage, self.returns, self.weight = (torch.empty(rows) for _ in range(4))
         self.first, self.first_gradient = torch.empty(rows, first), torch.empty(rows, first)
         self.looked_up = torch.empty(rows, first)
         trunks = 1 if network.options.shared_trunk else 2
@@ -166,6 +168,7 @@ class Block:
         torch.index_select(batch.log_probability, 0, rows, out=self.old)
         torch.index_select(batch.advantage, 0, rows, out=self.advantage)
         torch.index_select(batch.returns, 0, rows, out=self.returns)
+        torch.index_select(batch.weight, 0, rows, out=self.weight)
 
     def _stacks(self, network: PolicyNetwork) -> list[tuple[str, list[nn.Linear], Tensor, Tensor]]:
         """Of each trunk: its name, its layers, its first activations and their gradient."""
@@ -208,7 +211,7 @@ class Block:
         sums: npt.NDArray[np.float64],
     ) -> None:
         """Turns logits and values into their gradients, in place, and adds to ``sums``."""
-        inputs = (self.mask, self.action, self.segment, self.old, self.advantage, self.returns)
+        inputs = (self.mask, self.action, self.segment, self.old, self.advantage, self.returns, self.weight)
         weights = (np.float32(entropy_weight), np.float32(value_weight), np.float32(1.0 / samples))
         _head(self.logits.numpy(), self.value.numpy(), *(tensor.numpy() for tensor in inputs), clip, *weights, sums)
 
@@ -276,6 +279,7 @@ def _head(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913, PLR0917 - a
     old,  # noqa: ANN001
     advantage,  # noqa: ANN001
     returns,  # noqa: ANN001
+    weight,  # noqa: ANN001
     clip,  # noqa: ANN001
     entropy_weight,  # noqa: ANN001
     value_weight,  # noqa: ANN001
@@ -305,23 +309,23 @@ def _head(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913, PLR0917 - a
         raw = logits[i, action[i]] - log_total - old[i]
         log_ratio = min(max(raw, -limit), limit)
         ratio = np.float32(math.exp(log_ratio))
-        c, a = clip[segment[i]], advantage[i]
+        c, a, w = clip[segment[i]], advantage[i], weight[i]
         free, bound = ratio * a, min(max(ratio, one - c), one + c) * a
         inside = raw >= -limit and raw <= limit
-        g = -free * share if free <= bound and inside else zero
+        g = -free * share * w if free <= bound and inside else zero
         for j in range(actions):
             if mask[i, j]:
                 log_p = logits[i, j] - log_total
                 p = np.float32(math.exp(log_p))
-                logits[i, j] = -g * p + entropy_weight * share * p * (log_p + entropy)
+                logits[i, j] = -g * p + entropy_weight * share * w * p * (log_p + entropy)
             else:
                 logits[i, j] = zero
         logits[i, action[i]] += g
         error = value[i] - returns[i]
-        value[i] = value_weight * share * error
+        value[i] = value_weight * share * w * error
         kl = ratio - one - log_ratio
-        sums[0] -= min(free, bound)
-        sums[1] += np.float32(0.5) * error * error
+        sums[0] -= w * min(free, bound)
+        sums[1] += w * np.float32(0.5) * error * error
         sums[2] += entropy
         sums[3] += legal > 1
         sums[4] += kl

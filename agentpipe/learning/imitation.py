@@ -129,6 +129,7 @@ def _batch(rollout: Rollout, answers: torch.Tensor, state: TrainingState, ppo: P
         advantage=empty,
         returns=torch.from_numpy(returns.reshape(-1)),
         segment=empty,
+        weight=empty,
     )
     batch.answers = answers.flatten(0, 1)
     return batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,37 +12,16 @@ from torch import Tensor
 
 from agentpipe.environments.layout import SEGMENTS
 from agentpipe.errors import NonFiniteError
-from agentpipe.learning.advantages import explained_variance, generalised_advantages, normalise_by_segment
+from agentpipe.learning.advantages import explained_variance, generalised_advantages, segment_scale
 from agentpipe.learning.fused import CHOICES, ENTROPY, KL, OLD_KL, POLICY, VALUE
 
 if TYPE_CHECKING:
+    from agentpipe.learning.batch import Batch
     from agentpipe.learning.fused import SegmentedGradient
     from agentpipe.learning.network import PolicyNetwork
     from agentpipe.learning.options import PpoOptions
     from agentpipe.learning.rewards import RewardScaler
     from agentpipe.learning.rollout import Rollout
-
-
-@dataclass
-class Batch:
-    """M samples, flattened over time and environments; one row each."""
-
-    encoded: Tensor
-    """f32[M, E]"""
-    last_action: Tensor
-    """i64[M]"""
-    mask: Tensor
-    """bool[M, A]"""
-    action: Tensor
-    """i64[M]"""
-    log_probability: Tensor
-    """f32[M], when the action was chosen"""
-    advantage: Tensor
-    """f32[M], normalised per segment"""
-    returns: Tensor
-    """f32[M]"""
-    segment: Tensor
-    """i64[M]"""
 
 
 @dataclass
@@ -54,8 +33,21 @@ class UpdateFigures:
     """mean over the update's gradient steps, before clipping, one per parameter tensor"""
 
 
-def prepare(rollout: Rollout, scaler: RewardScaler, options: PpoOptions) -> tuple[Batch, dict[str, float]]:
-    """Advantages and returns of a rollout, flattened (views where possible), and figures about them."""
+class Prepared(NamedTuple):
+    """A rollout that is ready to be learned from."""
+
+    batch: Batch
+    """the live samples first; rows behind them are for replayed ones"""
+    figures: dict[str, float]
+    """about rewards, advantages and values"""
+    centre: npt.NDArray[np.float64]
+    """f64[S], mean live advantage of each segment, in scaled returns"""
+    scale: npt.NDArray[np.float64]
+    """f64[S], one over the deviation of the live advantages of each segment"""
+
+
+def prepare(rollout: Rollout, scaler: RewardScaler, options: PpoOptions) -> Prepared:
+    """Advantages and returns of a rollout, in its own memory; the scaler learns from its rewards."""
     reward = scaler(rollout.reward, rollout.done)
     value = rollout.value.numpy()
     advantages, returns = generalised_advantages(
@@ -68,21 +60,14 @@ def prepare(rollout: Rollout, scaler: RewardScaler, options: PpoOptions) -> tupl
         options.discount,
         options.gae_lambda,
     )
-    segment = rollout.segment.reshape(-1)
-    normalised = normalise_by_segment(advantages.reshape(-1), segment, len(SEGMENTS))
-    batch = Batch(
-        rollout.encoded.flatten(0, 1),
-        rollout.last_action.flatten(),
-        rollout.mask.flatten(0, 1),
-        rollout.action.flatten(),
-        rollout.log_probability.flatten(),
-        torch.from_numpy(normalised),
-        torch.from_numpy(returns.reshape(-1)),
-        torch.from_numpy(segment.astype(np.int64)),
-    )
+    batch, live, segment = rollout.batch, rollout.live, rollout.segment.reshape(-1)
+    centre, scale = segment_scale(advantages.reshape(-1), segment, len(SEGMENTS))
+    batch.advantage[:live] = torch.from_numpy((advantages.reshape(-1) - centre[segment]) * scale[segment])
+    batch.returns[:live] = torch.from_numpy(returns.reshape(-1))
+    batch.segment[:live] = torch.from_numpy(segment)
     positive, negative = int((rollout.reward > 0).sum()), int((rollout.reward < 0).sum())
     deviation = float(advantages.std(dtype=np.float64))
-    return batch, {
+    figures = {
         "losses/explained_variance": explained_variance(value, returns),
         "losses/advantage_mean": float(advantages.mean(dtype=np.float64)) / max(deviation, 1e-8),
         "losses/advantage_std": deviation,
@@ -91,6 +76,7 @@ def prepare(rollout: Rollout, scaler: RewardScaler, options: PpoOptions) -> tupl
         "rewards/clamped_share": scaler.clamped_share,
         "rewards/deviation": scaler.deviation,
     }
+    return Prepared(batch, figures, centre, scale)
 
 
 def update(

@@ -11,6 +11,7 @@ import torch
 
 from agentpipe.environments.layout import OBSERVATION_NAMES, REASONS
 from agentpipe.errors import EmptyMaskError, NonFiniteError
+from agentpipe.learning.batch import Batch
 from agentpipe.learning.sampling import sample_categorical
 
 if TYPE_CHECKING:
@@ -32,15 +33,18 @@ class Rollout:
         size: N.
         encoded_size: width of the encoded input.
         action_count: A.
+        spare: rows behind the T x N live ones in :attr:`batch`, for replayed samples.
     """
 
-    def __init__(self, steps: int, size: int, encoded_size: int, action_count: int) -> None:
-        self.steps, self.size = steps, size
-        self.encoded = torch.zeros(steps, size, encoded_size)
-        self.mask = torch.zeros(steps, size, action_count, dtype=torch.bool)
-        self.last_action = torch.zeros(steps, size, dtype=torch.int64)
-        self.action = torch.zeros(steps, size, dtype=torch.int64)
-        self.log_probability = torch.zeros(steps, size)
+    def __init__(self, steps: int, size: int, encoded_size: int, action_count: int, spare: int = 0) -> None:
+        self.steps, self.size, self.live = steps, size, steps * size
+        self.batch = Batch.allocate(self.live + spare, encoded_size, action_count)
+        live = self.batch.first(self.live)
+        self.encoded = live.encoded.view(steps, size, encoded_size)
+        self.mask = live.mask.view(steps, size, action_count)
+        self.last_action = live.last_action.view(steps, size)
+        self.action = live.action.view(steps, size)
+        self.log_probability = live.log_probability.view(steps, size)
         self.value = torch.zeros(steps, size)
         self.segment = np.zeros((steps, size), dtype=np.int8)
         self.reward = np.zeros((steps, size), dtype=np.float32)

@@ -273,7 +273,7 @@ class _Run:
         first_step = counters.update * ppo.rollout_steps
         episodes = collect(self.pool, state.network, rollout, state.uniforms, self.workers, step=first_step)
         collected = time.monotonic()
-        batch, figures = prepare(rollout, state.scaler, ppo)
+        batch, figures, _, _ = prepare(rollout, state.scaler, ppo)
         result = update(
             state.network,
             state.optimiser,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from agentpipe.learning.batch import Batch
 from agentpipe.learning.fused import LOG_RATIO_LIMIT
-from agentpipe.learning.ppo import Batch
 
 
 def select(batch, rows):
@@ -37,9 +37,10 @@ def segmented_loss(
     """The clipped surrogate of Schulman et al. (2017, eq. 7) with a clip range per segment.
 
         r        = exp(clamp(log pi(a|s) - log pi_old(a|s), ±10))     one ratio a sample, whatever the segment's length
-        L_policy = -mean min(r A, clamp(r, 1 - clip[segment], 1 + clip[segment]) A)
-        L        = L_policy - entropy_weight * mean H(pi(.|s)) + value_weight * mean (V(s) - G)^2 / 2
+        L_policy = -mean w min(r A, clamp(r, 1 - clip[segment], 1 + clip[segment]) A)
+        L        = L_policy - entropy_weight * mean w H(pi(.|s)) + value_weight * mean w (V(s) - G)^2 / 2
 
+    w is the sample's weight.
     KL is estimated as mean((r - 1) - log r), which is never negative (Schulman, 2020).
 
     Args:
@@ -56,11 +57,11 @@ def segmented_loss(
     ratio = log_ratio.exp()
     limit = clip[batch.segment]
     clipped = torch.minimum(torch.maximum(ratio, 1.0 - limit), 1.0 + limit)
-    policy_loss = -torch.minimum(ratio * batch.advantage, clipped * batch.advantage).mean()
+    policy_loss = -(batch.weight * torch.minimum(ratio * batch.advantage, clipped * batch.advantage)).mean()
     # Illegal actions: probability exactly zero times -1e9 is zero.
     entropy = -(log_probabilities.exp() * log_probabilities).sum(dim=-1)
-    value_loss = 0.5 * (value - batch.returns).square().mean()
-    total = policy_loss - entropy_weight * entropy.mean() + value_weight * value_loss
+    value_loss = 0.5 * (batch.weight * (value - batch.returns).square()).mean()
+    total = policy_loss - entropy_weight * (batch.weight * entropy).mean() + value_weight * value_loss
     with torch.no_grad():
         kl = (ratio - 1.0) - log_ratio
         choices = (batch.mask.sum(dim=-1) > 1).sum()

@@ -48,6 +48,7 @@ def batch_of(net):
         advantage=empty,
         returns=torch.randn(ROWS, generator=generator),
         segment=empty,
+        weight=empty,
     )
     first, second = (torch.randint(low, high, (ROWS,), generator=generator) for low, high in ((1, 4), (4, 6)))
     unasked = torch.rand(ROWS, 2, generator=generator) < 0.3

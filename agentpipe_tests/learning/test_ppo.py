@@ -1,5 +1,7 @@
 """The segment-wise clipped policy gradient."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -60,9 +62,12 @@ def network_of(shape, **options):
 @pytest.mark.parametrize("shape", [(7,), (8, 5), (8, 6, 4)])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_fused_gradient_equals_autograd(shape, shared, activation):
+@pytest.mark.parametrize("weighted", [True, False])
+def test_fused_gradient_equals_autograd(shape, shared, activation, weighted):
     net = network_of(shape, shared_trunk=shared, activation=activation)
     batch = batch_of(net, size=150)
+    if weighted:
+        batch.weight = 2 * torch.rand(1200, generator=torch.Generator().manual_seed(2))
     batch.log_probability = batch.log_probability + 0.3 * torch.randn(1200, generator=torch.Generator().manual_seed(1))
     sums = sums_of(net, batch, 0.02, 0.7)
     fused = {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
@@ -89,6 +94,21 @@ def test_two_gradients_of_one_network_take_turns():
         seen.append(net.critic_head.weight.grad.clone())
     assert torch.equal(seen[0], seen[2])
     torch.testing.assert_close(2 * seen[0], seen[1])
+
+
+def test_weight_of_two_is_the_sample_twice_and_weight_zero_is_no_sample():
+    net = network_of((8,))
+    batch = select(batch_of(net), torch.arange(4))
+    batch.weight = torch.tensor([2.0, 1.0, 0.0, 1.0])
+    once = sums_of(net, batch)
+    gradient = net.first.weight.grad.clone()
+    twice = sums_of(net, select(batch_with_ones(batch), torch.tensor([0, 0, 1, 3])))
+    torch.testing.assert_close(net.first.weight.grad, gradient, rtol=1e-4, atol=1e-7)
+    assert once[:2].tolist() == pytest.approx(twice[:2].tolist(), rel=1e-5)
+
+
+def batch_with_ones(batch):
+    return dataclasses.replace(batch, weight=torch.ones(len(batch.weight)))
 
 
 def test_gradient_does_not_depend_on_the_number_of_threads():
