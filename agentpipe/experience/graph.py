@@ -254,6 +254,22 @@ def _spread(own: float, closure: Words, width: int, rewards: Any, record: int) -
     return squares
 
 
+@inlined
+def _pass_up(parents: Words, step: int, closure: Words) -> None:
+    """What depends on ``step``, and itself, depends on each of its ``parents`` too."""
+    width = len(parents)
+    for word in range(width):
+        left = parents[word]
+        while left != _ZERO:
+            parent = word * 64 + _lowest(left)
+            if parent >= step:  # never written, see require_forward; a damaged word must not reach elsewhere
+                break
+            left &= left - _ONE
+            closure[parent, step // 64] |= _ONE << np.uint64(step % 64)
+            for other in range(step // 64, width):
+                closure[parent, other] |= closure[step, other]
+
+
 @entry
 def _influence(
     words: Words, lengths: Any, rewards: Any, closure: Words, dependents: Any, influences: Any  # noqa: ANN401
@@ -267,23 +283,14 @@ def _influence(
             for word in range(width):
                 closure[step, word] = _ZERO
         for step in range(steps - 1, -1, -1):
-            own = closure[step]
             count = 0
             for word in range(width):
-                count += _count(own[word])
+                count += _count(closure[step, word])
             dependents[record + step] = count
             if count > 1:  # count * (squares / count)
-                influences[record + step] = _spread(np.float64(count), own, width, rewards, record)
-            for word in range(width):
-                left = words[first + step * width + word]
-                while left != _ZERO:
-                    parent = word * 64 + _lowest(left)
-                    if parent >= step:  # never written, see require_forward; a damaged word must not reach elsewhere
-                        break
-                    left &= left - _ONE
-                    closure[parent, step // 64] |= _ONE << np.uint64(step % 64)
-                    for other in range(step // 64, width):
-                        closure[parent, other] |= own[other]
+                influences[record + step] = _spread(np.float64(count), closure[step], width, rewards, record)
+            at = first + step * width
+            _pass_up(words[at : at + width], step, closure)
         first += steps * width
         record += steps
 
