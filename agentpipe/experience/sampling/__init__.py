@@ -1,0 +1,1 @@
+"""Drawing steps from sets of shards."""
