@@ -115,6 +115,51 @@ class GateOptions:
 
 
 @dataclass(frozen=True)
+class ReplayOptions:
+    """The recorded part of each batch (V-trace); used where recorded trajectories are given."""
+
+    share: float = 0.25
+    """of each batch; 0 = live samples only"""
+    sampler: Literal["uniform", "causal", "prioritised"] = "causal"
+    """who draws the recorded steps"""
+    fresh: int | None = None
+    """draw only from the newest so many behaviour policies; none = from all"""
+    floor: float = 0.1
+    """causal: share of draws that is spread evenly, so that no step starves"""
+    alpha: float = 0.6
+    """prioritised: exponent of the priorities"""
+    beta: float | None = None
+    """exponent of the importance weights; none = the sampler's own (causal 1, prioritised 0.4)"""
+    rho_bar: float = 1.0
+    """clips the probability ratio in V-trace's errors and in the policy gradient"""
+    c_bar: float = 1.0
+    """clips the probability ratio in V-trace's traces"""
+    advantage_clamp: float = 5.0
+    """replayed advantages are clamped to plus and minus this many standard deviations of the live ones"""
+    evaluate: float = 2.0
+    """at most so many steps go through the network before an update for each step drawn"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise SettingsError(f"replay share {self.share}", field="share", remedy="from 0 to below 1")
+        for name in ("rho_bar", "c_bar", "advantage_clamp", "evaluate"):
+            if not getattr(self, name) > 0:
+                raise SettingsError(f"{name} {getattr(self, name)}", field=name, remedy="choose a number above 0")
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """How live rollouts are kept as shards. Nothing here changes what is learned."""
+
+    shard_steps: int = 262_144
+    """counted steps after which a shard is sealed and another begun"""
+    full_bytes: int = 512 * 2**20
+    """full records that a run keeps; its older shards are shrunk to seeds and actions"""
+    durability: Literal["process", "power"] = "process"
+    """counted steps survive kill -9 (process) or also power loss, up to a group (power)"""
+
+
+@dataclass(frozen=True)
 class TrainingOptions:
     """One training run."""
 
@@ -126,6 +171,10 @@ class TrainingOptions:
     """none = start from random weights (or from an initial package)"""
     gates: GateOptions = field(default_factory=GateOptions)
     """circuit breakers"""
+    replay: ReplayOptions = field(default_factory=ReplayOptions)
+    """the recorded part of each batch"""
+    stream: StreamOptions | None = None
+    """how live rollouts are recorded; none = they are not"""
     budget_steps: int = 16_000_000
     """environment steps of the policy gradient"""
     max_seconds: float | None = None
@@ -146,8 +195,8 @@ class TrainingOptions:
     """root of every random stream of the training itself"""
 
     def digest(self) -> str:
-        """Digest of every option."""
-        return digest_bytes(canonical_json(as_json(self)))
+        """Digest of every option but how live rollouts are recorded, which changes no result."""
+        return digest_bytes(canonical_json({**as_json(self), "stream": None}))
 
 
 def as_json(options: DataclassInstance) -> dict[str, Any]:
@@ -190,7 +239,7 @@ def share_at(schedule: Schedule, done: float, final: float) -> float:
 
 def training_options(settings: Settings) -> TrainingOptions:
     """The options that the project's settings ask for."""
-    chosen, gates = settings.training, settings.gates
+    chosen, gates, kept = settings.training, settings.gates, settings.experience
     ppo = PpoOptions(
         rollout_steps=chosen.rollout_steps,
         epochs=chosen.epochs,
@@ -222,6 +271,8 @@ def training_options(settings: Settings) -> TrainingOptions:
             advantage_mean_warn=gates.advantage_mean_max,
             plateau_gain=gates.plateau_improvement,
         ),
+        replay=ReplayOptions(share=chosen.replay_share, sampler=chosen.replay_sampler, fresh=chosen.replay_fresh),
+        stream=StreamOptions(kept.shard_steps, kept.full_mb * 2**20, kept.durability) if kept.record_training else None,
         budget_steps=chosen.total_steps,
         target=chosen.target_success,
         validate_every=chosen.validate_every,

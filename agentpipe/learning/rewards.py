@@ -56,6 +56,11 @@ class RewardScaler:
         clamped: Floats = np.clip(scaled, -self.clamp, self.clamp)
         return clamped
 
+    def scale(self, reward: Floats) -> Floats:
+        """Rewards f32 of any shape under the present scale and clamp; nothing is learned from them."""
+        scaled: Floats = np.clip(reward / np.float32(self.deviation), -self.clamp, self.clamp)
+        return scaled
+
     def _merge(self, count: float, mean: float, m2: float) -> None:
         total = self.count + count
         difference = mean - self.mean
