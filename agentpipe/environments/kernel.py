@@ -237,6 +237,7 @@ def _finish(n: int, reason: int, segment: int, hidden: Any, plant: Any, visible:
         visible.final_observation[n, index] = visible.observation[n, index]
     for index in range(visible.mask.shape[1]):
         visible.final_mask[n, index] = visible.mask[n, index]
+    visible.final_segment[n] = visible.segment[n]
     visible.final_last_action[n] = visible.last_action[n]
     visible.final_time[n] = visible.time[n]
 

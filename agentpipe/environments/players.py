@@ -49,6 +49,8 @@ class Decision(NamedTuple):
     """i64[N]"""
     probabilities: npt.NDArray[np.float32]
     """f32[N], probability of the chosen action under the player"""
+    values: npt.NDArray[np.float32] | None = None
+    """f32[N], the player's own estimate of the return to come; None where it makes none"""
 
 
 class Player(Protocol):

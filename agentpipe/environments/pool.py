@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 Actions = npt.NDArray[np.int64]
 
 # What is told of the step just taken, and of no use to the next: not part of a snapshot.
-_OF_ONE_STEP = frozenset(
-    ("produced", "used", "earned", "final_observation", "final_mask", "final_last_action", "final_time")
-)
+_TOKENS = ("produced", "used", "earned")
+_FINAL = ("final_observation", "final_mask", "final_segment", "final_last_action", "final_time")
 
 
 def build_pool(
@@ -75,7 +74,8 @@ class LinePool:
         reward: f32[N]; terminated, truncated: bool[N], never both.
         produced, used: u32[N], what the step just taken made and needed, see :mod:`tokens`; earned: bool[N], its reward
             is not just the running cost of time. Zero before the first step and after :meth:`restore`.
-        final_observation, final_mask, final_last_action, final_time: valid where terminated or truncated.
+        final_observation, final_mask, final_segment, final_last_action, final_time: the last of an episode, valid where
+            terminated or truncated.
         result_...: outcome of the episode that just ended, valid in the same places.
     """
 
@@ -98,6 +98,7 @@ class LinePool:
         self.reward, self.terminated, self.truncated = seen.reward, seen.terminated, seen.truncated
         self.produced, self.used, self.earned = seen.produced, seen.used, seen.earned
         self.final_observation, self.final_mask = seen.final_observation, seen.final_mask
+        self.final_segment = seen.final_segment
         self.final_last_action, self.final_time = seen.final_last_action, seen.final_time
         self.episode = self._hidden.episode
         self.result_success, self.result_reason = outcome.success, outcome.reason
@@ -186,7 +187,7 @@ class LinePool:
             f"{group}.{name}": array.copy()
             for group, arrays in groups.items()
             for name, array in arrays._asdict().items()
-            if name not in _OF_ONE_STEP
+            if name not in (*_TOKENS, *_FINAL)
         }
 
     def restore(self, snapshot: dict[str, npt.NDArray[Any]]) -> None:
@@ -205,8 +206,8 @@ class LinePool:
             pairs.append((target, source))
         for target, source in pairs:
             target[...] = source
-        for array in (self.produced, self.used, self.earned):
-            array[...] = 0
+        for name in _TOKENS:
+            getattr(self._visible, name)[...] = 0
 
     def hidden(self) -> state.Hidden:
         """The true state, for the oracle, the supervised labels and the evaluation; never for a deployed player."""

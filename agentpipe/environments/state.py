@@ -116,6 +116,7 @@ class Visible(NamedTuple):
     earned: Array  # bool[N] the reward is not just the running cost of time
     final_observation: Array  # f32[N, D]
     final_mask: Array  # bool[N, A]
+    final_segment: Array  # i8[N]
     final_last_action: Array  # i64[N]
     final_time: Array  # f32[N]
 
@@ -198,6 +199,7 @@ def allocate_visible(n: int) -> Visible:
         earned=np.zeros(n, np.bool_),
         final_observation=np.zeros((n, OBSERVATION_SIZE), np.float32),
         final_mask=np.zeros((n, ACTION_COUNT), np.bool_),
+        final_segment=np.zeros(n, np.int8),
         final_last_action=np.zeros(n, np.int64),
         final_time=np.zeros(n, np.float32),
     )

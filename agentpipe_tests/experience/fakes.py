@@ -11,7 +11,10 @@ from agentpipe.environments.players import Decision
 
 
 class CountingPool:
-    """observation = 1000 * environment + 10 * episode + step in every feature; reward = step - 1; odd rows truncate."""
+    """observation = 1000 * environment + 10 * episode + step in every feature; reward = step - 1; odd rows truncate.
+
+    It does not say what its steps made and used.
+    """
 
     def __init__(self, size):
         self.size = size
@@ -32,6 +35,8 @@ class CountingPool:
             setattr(self, f"result_{name}", np.arange(size, dtype=np.int8))
         for name in ("return", "elapsed_seconds", "decision_seconds"):
             setattr(self, f"result_{name}", np.zeros(size, dtype=np.float32))
+        self.final_observation, self.final_mask = self.observation.copy(), self.mask.copy()
+        self.final_last_action, self.final_time = self.last_action.copy(), self.time.copy()
         self._show()
 
     def _show(self):
@@ -45,6 +50,9 @@ class CountingPool:
         self.terminated[:], self.truncated[:] = done & (rows % 2 == 0), done & (rows % 2 == 1)
         self.result_success[:] = self.terminated
         self.result_reason[:] = np.where(self.terminated, 0, 7)
+        self.final_observation[done] = self.observation[done] + 1
+        self.final_mask[done], self.final_time[done] = self.mask[done], self.time[done] + 1
+        self.final_last_action[done] = actions[done]
         self.last_action[:] = np.where(done, ACTION_COUNT, actions)
         self.episode[done] += 1
         self.at[:] = np.where(done, 0, self.at + 1)
