@@ -78,6 +78,7 @@ def build_fixed(
         own_mode=np.array([MODES.index(t.fault_mode) for t in templates], np.int8),
         capacity=physics.packets_a_cycle(bandwidth, snr, protocol),
         parameters=parameters,
+        fingerprint=_fingerprints(table, rows),
         route=np.stack([geometry.route for geometry in geometries]),
         gain=np.stack([geometry.gain.reshape(-1) for geometry in geometries]),
         skills=np.stack([geometry.skills for geometry in geometries]),
@@ -90,6 +91,13 @@ def build_fixed(
         mode_factor=_mode_factors(profile),
         physical=np.array([len(profile.modes)], np.int64),
     )
+
+
+def _fingerprints(table: DisturbanceTable, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """Of each of ``rows``, the fingerprint that people read."""
+    distinct, inverse = np.unique(rows, return_inverse=True)
+    crc = [int(table.row_fingerprint(int(row)).crc32, 16) for row in distinct]
+    return np.array(crc, np.uint32)[inverse]
 
 
 @lru_cache(maxsize=512)

@@ -66,6 +66,7 @@ class LinePool:
     new episode's first, and the last of the old one is in ``final_observation``.
 
     Attributes:
+        fingerprints: u32[N], CRC-32 of each environment's disturbance.
         observation: f32[N, D], see :data:`layout.OBSERVATION_NAMES`.
         mask: bool[N, A], the legal actions; never empty.
         segment: i8[N], index into :data:`layout.SEGMENTS`.
@@ -85,6 +86,7 @@ class LinePool:
         self.size = len(names)
         self.names = tuple(names)
         self._fixed = fixed
+        self.fingerprints = fixed.fingerprint
         self._hidden = state.allocate_hidden(self.size)
         self._plant = state.allocate_plant(self.size)
         self._visible = state.allocate_visible(self.size)

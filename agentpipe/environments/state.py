@@ -43,6 +43,7 @@ class Fixed(NamedTuple):
     own_mode: Array  # i8[N] the template's fault mode slot
     capacity: Array  # i8[N] packets that fit one poll cycle (Shannon and Hartley)
     parameters: Array  # f32[N, P] disturbance parameters
+    fingerprint: Array  # u32[N] CRC-32 of the row of the table that gives them
     route: Array  # f32[L, 11, 11] seconds
     gain: Array  # f32[L, 40]
     skills: Array  # u8[L, TECHNICIANS]

@@ -77,7 +77,7 @@ class Recorder:
         pool: N environments, each at the start of an episode.
         dtype: of a step record, :func:`records.step_dtype`.
         index: u32[N], what the records call the environments.
-        fingerprints: u32[N], CRC-32 of each environment's disturbance.
+        fingerprints: u32[N], CRC-32 of each environment's disturbance; None: as the pool says, else 0.
         max_steps: longest episode.
         edges: for the rows i64[k] that are taken, their edges i64[e, 3]: position in the rows, parent step, child step.
 
@@ -91,7 +91,7 @@ class Recorder:
         pool: LinePool,
         dtype: np.dtype[Any],
         index: npt.NDArray[np.uint32],
-        fingerprints: npt.NDArray[np.uint32],
+        fingerprints: npt.NDArray[np.uint32] | None = None,
         *,
         max_steps: int = MAX_STEPS,
         edges: Callable[[Rows], Array] | None = None,
@@ -102,7 +102,8 @@ class Recorder:
         self._ended = np.zeros(pool.size, np.bool_)
         self._edges = edges
         self._index = np.ascontiguousarray(index, dtype=np.uint32)
-        self._fingerprints = np.ascontiguousarray(fingerprints, dtype=np.uint32)
+        said = getattr(pool, "fingerprints", np.zeros(pool.size)) if fingerprints is None else fingerprints
+        self._fingerprints = np.ascontiguousarray(said, dtype=np.uint32)
         self._buffer = np.zeros((pool.size, max_steps), dtype)  # pages come into being as they are written
         self._slots = _Slots(*(self._buffer[name] for name in _Slots._fields))
         assert dtype.fields is not None
@@ -170,13 +171,18 @@ class Recorder:
         self._ended[rows] = False
         return self._pack(rows, ended=True)
 
-    def cut(self) -> Recorded:
+    def cut(self, rows: Rows | None = None) -> Recorded:
         """Every episode that is running, ended by the recording: their last steps are marked as truncated.
+
+        Args:
+            rows: only of these environments, each of which has an episode running.
 
         What the pool shows now is their final observation. The pool is not touched: the rest of these episodes is not
         recorded as anything else, so record on after a ``pool.reset`` only, or with other recorders.
         """
-        rows = np.flatnonzero((self.length > 0) & ~self._ended)
+        running = (self.length > 0) & ~self._ended
+        rows = np.flatnonzero(running) if rows is None else rows
+        assert running[rows].all(), "only what is running can be cut"
         self._slots.truncated[rows, self.length[rows] - 1] = 1
         return self._pack(rows, ended=False)
 
