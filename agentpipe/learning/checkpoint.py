@@ -3,7 +3,8 @@
 A directory, named by update and content digest, published by rename:
 
 - ``manifest.json``: counters, learning-rate schedule, random state, options, parent, digests of all other files;
-- ``network``, ``best``, ``good``, ``optimiser``, ``random``, ``rewards``, ``pool``, ``statistics`` (``.safetensors``);
+- ``network``, ``best``, ``good``, ``optimiser``, ``random``, ``rewards``, ``pool``, ``statistics``, ``replay`` (where
+  the sampler of recorded steps stands), ``running`` (the episodes that are being recorded), all ``.safetensors``;
 - ``updates.arrow``: per update its losses, layer-wise gradient norms and the range of samples it used;
 - ``utilisation.arrow``: per update wall time, processor, memory and temperature; checked, but not part of the digest.
 """
@@ -23,10 +24,10 @@ from agentpipe.storage import publish_directory, read_json, write_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-KIND, FORMAT = "agentpipe.checkpoint", 1
+KIND, FORMAT = "agentpipe.checkpoint", 2
 _MANIFEST, _POINTER = "manifest.json", "checkpoints.json"
 _UPDATES, _UTILISATION = "updates.arrow", "utilisation.arrow"
-GROUPS = ("network", "best", "good", "optimiser", "random", "rewards", "pool", "statistics")
+GROUPS = ("network", "best", "good", "optimiser", "random", "rewards", "pool", "statistics", "replay", "running")
 
 
 @dataclass

@@ -126,10 +126,12 @@ class ReplayOptions:
     """draw only from the newest so many behaviour policies; none = from all"""
     floor: float = 0.1
     """causal: share of draws that is spread evenly, so that no step starves"""
+    causal_beta: float = 1.0
+    """causal: exponent of the importance weights, 1 = full correction"""
     alpha: float = 0.6
     """prioritised: exponent of the priorities"""
-    beta: float | None = None
-    """exponent of the importance weights; none = the sampler's own (causal 1, prioritised 0.4)"""
+    prioritised_beta: float = 0.4
+    """prioritised: exponent of the importance weights"""
     rho_bar: float = 1.0
     """clips the probability ratio in V-trace's errors and in the policy gradient"""
     c_bar: float = 1.0

@@ -34,10 +34,11 @@ from agentpipe.learning.vtrace import Targets, vtrace
 from agentpipe.storage import digest_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from agentpipe.experience.sampling.draw import Sampler
     from agentpipe.experience.sampling.sets import SampleSet
+    from agentpipe.experience.shard import Shard
     from agentpipe.learning.batch import Batch
     from agentpipe.learning.network import PolicyNetwork
     from agentpipe.learning.options import ReplayOptions
@@ -55,6 +56,36 @@ Floats = npt.NDArray[np.float32]
 def replayed_rows(live: int, share: float) -> int:
     """Rows that make up ``share`` of a batch beside ``live`` ones."""
     return round(live * share / (1.0 - share))
+
+
+def open_replay(
+    shards: Sequence[Shard], options: ReplayOptions, network: PolicyNetwork, workers: Workers, seed: int
+) -> Replay | None:
+    """The recorded part of a run's updates; ``None`` where nothing is recorded or nothing of it is asked for.
+
+    Raises:
+        SamplingError, LearningError: the shards are of different shapes, or of another shape than the network.
+    """
+    from agentpipe.experience.sampling.sets import SampleSet
+
+    if not shards or options.share == 0:
+        return None
+    samples = SampleSet(shards, fresh=options.fresh)
+    if samples.size == 0:
+        return None
+    return Replay(samples, _sampler(samples, options, seed), options, network, workers)
+
+
+def _sampler(samples: SampleSet, options: ReplayOptions, seed: int) -> Sampler:
+    from agentpipe.experience.sampling.causal import CausalSampler
+    from agentpipe.experience.sampling.prioritised import PrioritisedSampler
+    from agentpipe.experience.sampling.uniform import UniformSampler
+
+    if options.sampler == "causal":
+        return CausalSampler(samples.influence, seed=seed, floor=options.floor, beta=options.causal_beta)
+    if options.sampler == "prioritised":
+        return PrioritisedSampler(samples.size, seed=seed, alpha=options.alpha, beta=options.prioritised_beta)
+    return UniformSampler(samples.size, seed=seed)
 
 
 class Replay:
@@ -102,7 +133,11 @@ class Replay:
 
         Returns:
             The batch cut to the rows that are filled, and figures for the log.
+
+        Raises:
+            CorruptError: a shard was cut short while it was used.
         """
+        self.samples.still_whole()
         room = len(prepared.batch.weight) - live
         draw = self.sampler.draw(room)
         chosen = _Chosen.of(

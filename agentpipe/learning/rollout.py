@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from agentpipe.environments.pool import LinePool
     from agentpipe.learning.network import PolicyNetwork
+    from agentpipe.learning.stream import Stream
     from agentpipe.learning.workers import Workers
 
 BLOCK = 1_024
@@ -106,6 +107,7 @@ def collect(
     *,
     step: int = 0,
     expert: Callable[[int], npt.NDArray[np.int64]] | None = None,
+    stream: Stream | None = None,
 ) -> EpisodeFigures:
     """Fills ``rollout`` with sampled decisions of ``network``; the pool goes on from where it stands.
 
@@ -117,6 +119,7 @@ def collect(
         workers: share the environments; the result does not depend on how many there are.
         step: pool steps before this rollout, for error messages.
         expert: decides instead, given the step of this rollout; log-probabilities are not filled then.
+        stream: records every step.
 
     Raises:
         NonFiniteError: at the first non-finite observation, value or reward, naming environment, field and step.
@@ -129,11 +132,16 @@ def collect(
                 rollout.action[t] = torch.from_numpy(expert(t))
             _decide(pool, network, rollout, t, None if expert else generator.random(pool.size), workers, step + t)
             rollout.segment[t] = pool.segment
+            if stream is not None:
+                stream.before()
             pool.step(rollout.action[t].numpy())
             rollout.reward[t] = pool.reward
             rollout.terminated[t] = pool.terminated
             rollout.truncated[t] = pool.truncated
             require_finite(rollout.reward[t], "reward", step + t, pool.names)
+            if stream is not None:
+                decided = (rollout.action[t], rollout.log_probability[t], rollout.value[t])
+                stream.after(*(tensor.numpy() for tensor in decided))
             ended = np.flatnonzero(pool.terminated | pool.truncated)
             if len(ended):
                 figures.add(pool, ended)

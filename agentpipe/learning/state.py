@@ -16,13 +16,14 @@ from agentpipe.learning.options import TrainingOptions, as_json
 from agentpipe.learning.package import load_weights
 from agentpipe.learning.rewards import RewardScaler
 from agentpipe.learning.tensors import Arrays, required, unpack
+from agentpipe.storage import digest_bytes
 
 if TYPE_CHECKING:
     from agentpipe.environments.pool import LinePool
     from agentpipe.learning.gates import WarmUpFigures
     from agentpipe.learning.normalisation import ObservationStatistics
 
-_NAMED = {"rollouts": 1, "order": 2, "weights": 3}
+_NAMED = {"rollouts": 1, "order": 2, "weights": 3, "replay": 4}
 
 
 @dataclass
@@ -63,11 +64,11 @@ class TrainingState:
         self.options = options
         self.statistics = statistics
         self.network = PolicyNetwork(len(statistics.names), action_count, options.network)
-        self.network.initialise(torch.Generator().manual_seed(_seed(options.seed, "weights")))
+        self.network.initialise(torch.Generator().manual_seed(seed_of(options.seed, "weights")))
         self.network.set_statistics(statistics)
         self.optimiser = torch.optim.Adam(self.network.parameters(), lr=options.ppo.learning_rate, eps=1e-5, fused=True)
-        self.generator = torch.Generator().manual_seed(_seed(options.seed, "order"))
-        self.uniforms = np.random.Generator(np.random.PCG64(_seed(options.seed, "rollouts")))
+        self.generator = torch.Generator().manual_seed(seed_of(options.seed, "order"))
+        self.uniforms = np.random.Generator(np.random.PCG64(seed_of(options.seed, "rollouts")))
         self.scaler = RewardScaler(size, options.ppo.discount, options.ppo.reward_clamp)
         self.counters = Counters()
         self.warm_up: WarmUpFigures | None = None
@@ -84,8 +85,12 @@ class TrainingState:
         """The weights that the run has to show: the best validated, else the last good ones."""
         return self.best or self.good
 
-    def to_checkpoint(self, pool: LinePool, context: dict[str, Any]) -> Checkpoint:
-        """Everything, with the snapshot of ``pool``; ``context`` is added to the content."""
+    def version(self) -> str:
+        """Digest of the weights that play now."""
+        return digest_bytes(b"".join(tensor.numpy().tobytes() for tensor in self.network.state_dict().values()))
+
+    def to_checkpoint(self, pool: LinePool, context: dict[str, Any], further: dict[str, Arrays]) -> Checkpoint:
+        """Everything, with the snapshot of ``pool``; ``context`` is added to the content, ``further`` to the arrays."""
         content = {
             **vars(self.counters),
             "warm_up": None if self.warm_up is None else vars(self.warm_up),
@@ -94,7 +99,6 @@ class TrainingState:
             "options_digest": self.options.digest(),
             "learning_rate": float(self.optimiser.param_groups[0]["lr"]),
             "observation_names": list(self.statistics.names),
-            "trajectory_index": None,
             **context,
         }
         arrays: dict[str, Arrays] = {
@@ -106,6 +110,7 @@ class TrainingState:
             "rewards": self.scaler.state(),
             "pool": {name: np.asarray(array) for name, array in pool.snapshot().items()},
             "statistics": unpack(self.statistics.to_bytes(), Path("statistics")),
+            **further,
         }
         return Checkpoint(content, arrays, list(self.updates), list(self.utilisation))
 
@@ -157,7 +162,7 @@ class TrainingState:
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state})
 
 
-def _seed(root: int, stream: str) -> int:
+def seed_of(root: int, stream: str) -> int:
     """An own seed for each named stream."""
     return int(
         np.random.SeedSequence(root, spawn_key=(_NAMED[stream],)).generate_state(1, np.uint64)[0] >> np.uint64(1)

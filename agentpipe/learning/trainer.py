@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,7 +13,7 @@ from agentpipe.environments.layout import ACTION_NAMES, SIMULATOR_VERSION
 from agentpipe.errors import CheckpointError, LearningError
 from agentpipe.learning import checkpoint as checkpoints
 from agentpipe.learning.fused import SegmentedGradient
-from agentpipe.learning.gates import Breaker, GateFigure, WarmUpFigures, training_gate, warm_up_gate
+from agentpipe.learning.gates import Breaker, training_gate, warm_up_gate
 from agentpipe.learning.imitation import warm_up
 from agentpipe.learning.interruption import deferred_signals
 from agentpipe.learning.metrics import Events, Utilisation
@@ -22,8 +21,11 @@ from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.options import TrainingOptions, as_json, share_at
 from agentpipe.learning.package import PolicyPackage
 from agentpipe.learning.ppo import prepare, update
+from agentpipe.learning.replay import open_replay, replayed_rows
+from agentpipe.learning.result import Reason, TrainingResult
 from agentpipe.learning.rollout import Rollout, collect
-from agentpipe.learning.state import TrainingState
+from agentpipe.learning.state import TrainingState, seed_of
+from agentpipe.learning.stream import Stream, unknown_source
 from agentpipe.learning.workers import Workers
 from agentpipe.progress import silent
 
@@ -33,46 +35,15 @@ if TYPE_CHECKING:
 
     from agentpipe.environments.demonstrator import Expert
     from agentpipe.environments.pool import LinePool
+    from agentpipe.experience.shard import Shard
     from agentpipe.learning.normalisation import ObservationStatistics
+    from agentpipe.learning.replay import Replay
+    from agentpipe.learning.stream import LiveSource
+    from agentpipe.learning.tensors import Arrays
     from agentpipe.progress import Progress
 
-Reason = Literal["target", "budget", "patience", "gate", "interrupted", "time"]
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """What a run ended with."""
-
-    package: PolicyPackage
-    """the best validated policy (the last good one where nothing was validated)"""
-    package_path: Path
-    """where it was published"""
-    checkpoint: Path
-    """the last checkpoint; a run with the same options goes on from it"""
-    reason: Reason
-    """why the run ended"""
-    explanation: str
-    """the same in a sentence"""
-    best_validation: float | None
-    """score of the package on the validation split"""
-    validations: tuple[tuple[int, float], ...]
-    """update, score"""
-    updates: int
-    """done in total, earlier parts of a resumed run included"""
-    environment_steps: int
-    """of the policy gradient, likewise"""
-    steps_per_second: float
-    """environment steps over wall time of all updates of this process: collecting, learning, logging"""
-    seconds: float
-    """wall time of this process's part, everything included"""
-    warm_up: WarmUpFigures | None
-    """figures of gate 2"""
-    gates: tuple[GateFigure, ...]
-    """gates 2 and 4"""
-    update_log: tuple[dict[str, Any], ...]
-    """one row an update"""
-    tensorboard: Path
-    """folder of the event files"""
+_TO_BE_RESUMED = ("interrupted", "time")
+"""reasons after which the run is not over"""
 
 
 def train(  # noqa: PLR0913 - one flat call; all but three arguments have a default
@@ -85,6 +56,8 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
     validate: Callable[[PolicyPackage], float] | None = None,
     initial: PolicyPackage | None = None,
     resume: Path | None = None,
+    recorded: Sequence[Shard] = (),
+    source: LiveSource | None = None,
     parent: str | None = None,
     provenance: dict[str, Any] | None = None,
     configuration_digest: str = "",
@@ -99,11 +72,14 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
         pool: all training environments; it is reset, or restored when resuming.
         statistics: of observations; frozen into the policy.
         options: everything that can be chosen.
-        directory: gets ``checkpoints/``, ``package/`` and ``tensorboard/``.
+        directory: gets ``checkpoints/``, ``package/``, ``tensorboard/`` and ``experience/``.
         expert: is cloned before the policy gradient, if the options ask for a warm-up.
         validate: scores a policy on the validation split (higher is better, 1 is perfect); never sees the hold-out.
         initial: weights to start from; there is no warm-up then.
         resume: checkpoint to go on from; everything else must be as it was.
+        recorded: opened shards that a part of each batch is drawn from; none = live samples only.
+        source: where the live episodes come from, for the shards that they are recorded in; none = an environment is
+            known by its place in the pool, and its episodes cannot be played again.
         parent: digest of the policy that this one descends from.
         provenance: recorded in the package as it is.
         configuration_digest: of all settings; recorded, and checked when resuming.
@@ -118,6 +94,8 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
     Raises:
         NonFiniteError: at the first NaN or infinity; the last checkpoint stays.
         CheckpointError: ``resume`` is damaged or was made under other options.
+        LearningError: ``initial``, ``recorded`` or ``source`` do not fit, or are not those of ``resume``.
+        DiskFullError, HomeError: a checkpoint or a shard cannot be written; what counted stays.
     """
     context = {"parent": parent, "configuration_digest": configuration_digest, "provenance": provenance or {}}
     with contextlib.ExitStack() as stack:
@@ -127,6 +105,11 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
         workers = stack.enter_context(Workers(options.threads))
         state = TrainingState(statistics, len(action_names), pool.size, options)
         run = _Run(pool, state, workers, directory, context, tuple(action_names), simulator_version, validate, progress)
+        run.replay = open_replay(recorded, options.replay, state.network, workers, seed_of(options.seed, "replay"))
+        if options.stream is not None:
+            known = source or unknown_source(pool.size)
+            made = Stream(pool, known, directory, options.stream, len(action_names), simulator_version)
+            run.stream = stack.enter_context(made)
         if resume is not None:
             run.resume(resume)
         run.events = stack.enter_context(Events(directory / "tensorboard", _resume_at(state, resume)))
@@ -155,6 +138,8 @@ class _Run:
     """One run; holds what its steps share."""
 
     events: Events
+    replay: Replay | None = None
+    stream: Stream | None = None
 
     def __init__(  # noqa: PLR0913, PLR0917 - private, see train
         self,
@@ -188,7 +173,19 @@ class _Run:
         if found.content.get("configuration_digest") != self.context["configuration_digest"]:
             remedy = "start anew, or resume with the configuration that it was made with"
             raise CheckpointError("made under another configuration", file=path, field="configuration", remedy=remedy)
+        drawn = found.content.get("replay")
+        if (drawn is None) != (self.replay is None):
+            remedy = "resume with the recorded trajectories that it was made with, or start anew"
+            text = f"made {'without' if drawn is None else 'with'} recorded trajectories"
+            raise CheckpointError(text, file=path, field="replay", remedy=remedy)
+        if self.replay is not None:
+            self.replay.restore(drawn, found.arrays["replay"])
+        if self.stream is not None:
+            content, index = found.content.get("stream") or {}, found.content.get("trajectory_index") or []
+            self.stream.restore(index, content, found.arrays["running"])
         self.state.restore(found, self.pool, path)
+        if self.stream is not None:
+            self.stream.go_on()
         self.breaker.streaks = self.state.counters.streaks
         self.checkpoint = path
 
@@ -206,6 +203,8 @@ class _Run:
             self.pool.reset()
         # After a warm-up the pool goes on from where the expert left it: its environments are out of step by then, so
         # that every rollout holds all segments.
+        if self.stream is not None:
+            self.stream.start()
         state.good = state.weights()
         self._look()
         if state.warm_up is not None:
@@ -226,17 +225,17 @@ class _Run:
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def loop(self, stop: Callable[[], bool]) -> tuple[Reason, str]:
-        state, ppo = self.state, self.options.ppo
+        state = self.state
         rollout: Rollout | None = None
         while True:
             ended = self._ended()
             if ended is None and stop():
                 ended = ("interrupted", f"told to end after update {state.counters.update}")
             if ended is not None:
-                self._save()
+                self._save(due=ended[0] not in _TO_BE_RESUMED)
                 return ended
             if rollout is None:
-                rollout = Rollout(ppo.rollout_steps, self.pool.size, state.network.encoded_size, len(self.action_names))
+                rollout = self._allocate()
             self._update(rollout)
             counters = state.counters
             if (
@@ -246,6 +245,11 @@ class _Run:
                 self._look()
             if counters.update % self.options.checkpoint_every == 0:
                 self._save()
+
+    def _allocate(self) -> Rollout:
+        steps, size = self.options.ppo.rollout_steps, self.pool.size
+        spare = 0 if self.replay is None else replayed_rows(steps * size, self.options.replay.share)
+        return Rollout(steps, size, self.state.network.encoded_size, len(self.action_names), spare)
 
     def _ended(self) -> tuple[Reason, str] | None:
         counters, options = self.state.counters, self.options
@@ -270,10 +274,26 @@ class _Run:
         entropy_weight = ppo.entropy_weight * share_at("linear", done, ppo.final_entropy_share)
         for group in state.optimiser.param_groups:
             group["lr"] = rate
-        first_step = counters.update * ppo.rollout_steps
-        episodes = collect(self.pool, state.network, rollout, state.uniforms, self.workers, step=first_step)
+        number, first = counters.update + 1, counters.environment_steps
+        samples: dict[str, Any] = {
+            "samples/live_first": first,
+            "samples/live_last": first + rollout.live - 1,
+            "share/live": 1.0,
+        }
+        if self.stream is not None:
+            samples["samples/live_shard"] = self.stream.begin(number, state.version())
+            samples["samples/live_policy"] = number
+        step = counters.update * ppo.rollout_steps
+        episodes = collect(
+            self.pool, state.network, rollout, state.uniforms, self.workers, step=step, stream=self.stream
+        )
         collected = time.monotonic()
-        batch, figures, _, _ = prepare(rollout, state.scaler, ppo)
+        prepared = prepare(rollout, state.scaler, ppo)
+        batch = prepared.batch
+        if self.replay is not None:
+            batch, drawn = self.replay.fill(prepared, rollout.live, state.scaler, ppo.discount, number=number)
+            samples |= drawn
+        replayed = time.monotonic()
         result = update(
             state.network,
             state.optimiser,
@@ -282,26 +302,29 @@ class _Run:
             ppo,
             state.generator,
             entropy_weight=entropy_weight,
-            number=counters.update + 1,
+            number=number,
         )
-        first = counters.environment_steps
-        counters.update += 1
-        counters.environment_steps += rollout.steps * rollout.size
-        losses = {**figures, **result.losses, "charts/learning_rate": rate, "charts/entropy_weight": entropy_weight}
+        counters.update, counters.environment_steps = number, first + rollout.live
+        if self.stream is not None:
+            self.stream.end()
+        figures = {**prepared.figures, **result.losses}
+        losses = {**figures, "charts/learning_rate": rate, "charts/entropy_weight": entropy_weight}
         complaint = self.breaker.observe(losses)
         counters.streaks, counters.stopped = dict(self.breaker.streaks), complaint or ""
         if self.breaker.healthy:
             state.good = state.weights()
         seconds = time.monotonic() - began
         self.spent += seconds
-        self.steps += rollout.steps * rollout.size
-        row = {"update": counters.update, "first_sample": first, "last_sample": counters.environment_steps - 1}
+        self.steps += rollout.live
         norms = {f"gradient_norms/{name}": norm for name, norm in result.gradient_norms.items()}
-        state.updates.append({**row, **losses, **episodes.figures(), **norms})
-        use = {"seconds": seconds, "collect_seconds": collected - began, **self.utilisation.sample()}
-        state.utilisation.append({"update": counters.update, **use})
+        figures = {**losses, **episodes.figures(), **norms}
+        state.updates.append({"update": number, **samples, **figures})
+        spans = {"seconds": seconds, "collect_seconds": collected - began, "replay_seconds": replayed - collected}
+        use = {**spans, **self.utilisation.sample()}
+        state.utilisation.append({"update": number, **use})
         speed = {"charts/SPS": self.steps / self.spent, **{f"utilisation/{name}": value for name, value in use.items()}}
-        self.events.write({**losses, **episodes.figures(), **norms, **speed}, counters.environment_steps)
+        told = {name: value for name, value in samples.items() if not isinstance(value, str)}
+        self.events.write({**figures, **told, **speed}, counters.environment_steps)
         self._tell(losses, episodes.figures())
 
     def _tell(self, losses: dict[str, float], episodes: dict[str, float]) -> None:
@@ -347,12 +370,24 @@ class _Run:
         names = state.statistics.names
         return PolicyPackage(network, state.statistics, names, self.action_names, self.simulator_version, provenance)
 
-    def _save(self) -> None:
-        """Writes a checkpoint, unless the last one is of this very update."""
+    def _save(self, *, due: bool = True) -> None:
+        """Writes a checkpoint, unless the last one is of this very update.
+
+        Args:
+            due: a run that is never interrupted makes one here too.
+        """
         number = f"update-{self.state.counters.update:06d}-"
         if self.checkpoint is not None and self.checkpoint.name.startswith(number):
             return
-        made = self.state.to_checkpoint(self.pool, self.context)
+        context: dict[str, Any] = {**self.context, "trajectory_index": None}
+        arrays: dict[str, Arrays] = {"replay": {}, "running": {}}
+        if self.stream is not None:
+            index, content, running = self.stream.checkpoint(due=due)
+            context |= {"trajectory_index": index, "stream": content}
+            arrays["running"] = running
+        if self.replay is not None:
+            context["replay"], arrays["replay"] = self.replay.state()
+        made = self.state.to_checkpoint(self.pool, context, arrays)
         self.checkpoint = checkpoints.save(made, self.directory / "checkpoints", keep=self.options.keep_checkpoints)
         self.events.flush()
 
@@ -364,6 +399,7 @@ class _Run:
         gates = () if state.warm_up is None else warm_up_gate(state.warm_up, self.options.gates)
         if state.updates:
             gates = (*gates, *training_gate(state.updates[-1], validations, self.options.gates))
+        shards = () if self.stream is None else self.stream.finish(ended=reason not in _TO_BE_RESUMED)
         assert self.checkpoint is not None
         return TrainingResult(
             package=package,
@@ -381,4 +417,5 @@ class _Run:
             gates=gates,
             update_log=tuple(state.updates),
             tensorboard=self.directory / "tensorboard",
+            shards=shards,
         )

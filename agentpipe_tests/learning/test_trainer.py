@@ -223,7 +223,7 @@ def test_checkpoint_digest_knows_no_times(tmp_path):
 
 def test_update_log_holds_norms_and_the_range_of_samples(tmp_path):
     rows = checkpoints.load(run(tmp_path, tiny_options(budget_steps=1_024)).checkpoint).updates
-    assert [(row["first_sample"], row["last_sample"]) for row in rows] == [(0, 511), (512, 1_023)]
+    assert [(row["samples/live_first"], row["samples/live_last"]) for row in rows] == [(0, 511), (512, 1_023)]
     assert rows[0]["gradient_norms/actor_head.weight"] > 0
     assert {"losses/approx_kl", "losses/policy_loss", "losses/approx_kl/execute", "charts/success_rate"} <= set(rows[1])
 

@@ -1,0 +1,52 @@
+"""What a training run ends with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agentpipe.learning.gates import GateFigure, WarmUpFigures
+    from agentpipe.learning.package import PolicyPackage
+
+Reason = Literal["target", "budget", "patience", "gate", "interrupted", "time"]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a run ended with."""
+
+    package: PolicyPackage
+    """the best validated policy (the last good one where nothing was validated)"""
+    package_path: Path
+    """where it was published"""
+    checkpoint: Path
+    """the last checkpoint; a run with the same options goes on from it"""
+    reason: Reason
+    """why the run ended"""
+    explanation: str
+    """the same in a sentence"""
+    best_validation: float | None
+    """score of the package on the validation split"""
+    validations: tuple[tuple[int, float], ...]
+    """update, score"""
+    updates: int
+    """done in total, earlier parts of a resumed run included"""
+    environment_steps: int
+    """of the policy gradient, likewise"""
+    steps_per_second: float
+    """environment steps over wall time of all updates of this process: collecting, learning, logging"""
+    seconds: float
+    """wall time of this process's part, everything included"""
+    warm_up: WarmUpFigures | None
+    """figures of gate 2"""
+    gates: tuple[GateFigure, ...]
+    """gates 2 and 4"""
+    update_log: tuple[dict[str, Any], ...]
+    """one row an update"""
+    tensorboard: Path
+    """folder of the event files"""
+    shards: tuple[Path, ...] = ()
+    """sealed shards of the live rollouts, in order; where the run was interrupted one more is open"""
