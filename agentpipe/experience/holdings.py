@@ -8,6 +8,7 @@ checkpoint or a policy package names its digest, or where a checkpoint names it 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -27,8 +28,11 @@ COUNTER: Final = "counter.bin"
 INDEX: Final = "index.bin"
 NAMES: Final = "names.json"
 COMPACT: Final = "compact.bin"
+LOCK: Final = "lock"
 _SIGNS: Final = (HEADER, COUNTER, rec.RECORDS, rec.EPISODES, COMPACT, INDEX)
 """a folder with one of these is a shard, or was meant to be one"""
+OPEN: Final = "open-"
+"""before the name of a training's shard until it is sealed"""
 _HIDDEN: Final = ".staging-"
 
 
@@ -57,6 +61,15 @@ class Holding:
 
 
 @dataclass(frozen=True)
+class Named:
+    """A shard that a checkpoint names."""
+
+    by: str
+    folder: Path
+    digest: str | None
+
+
+@dataclass(frozen=True)
 class Claims:
     """Who refers to which shard."""
 
@@ -68,6 +81,8 @@ class Claims:
     """folder (resolved) of a current materialisation → its name"""
     expected: Mapping[Path, str] = field(default_factory=dict)
     """folder (resolved) → digest that the reference to it says"""
+    named: tuple[Named, ...] = ()
+    """what the checkpoints name"""
     unreadable: tuple[AgentpipeError, ...] = ()
     """files that should say what they refer to, and cannot be read"""
 
@@ -122,6 +137,8 @@ def look_at(path: Path) -> Holding:
     with contextlib.suppress(CorruptError):
         content = read_json(path / name)
         said = content if isinstance(content, dict) else {}
+        if name == HEADER and isinstance(said.get("header"), dict):
+            said = {**said["header"], "policies": said.get("policies")}
     if not said:
         state: State = "damaged"
     elif name == HEADER:
@@ -139,6 +156,21 @@ def folder_bytes(path: Path) -> int:
             with contextlib.suppress(FileNotFoundError):
                 total += os.lstat(os.path.join(folder, name)).st_size  # noqa: PTH118 - walked by name
     return total
+
+
+def holder_of(path: Path) -> str | None:
+    """Who writes to the open shard ``path`` now, or ``None``; asked by trying the lock for an instant."""
+    try:
+        descriptor = os.open(path / LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(descriptor, 4096, 0).decode(errors="replace").strip() or "another writer"
+    finally:
+        os.close(descriptor)
+    return None
 
 
 def training_of(path: Path) -> Path | None:
@@ -173,6 +205,7 @@ class _Gathering:
         self.paths: dict[Path, list[str]] = {}
         self.current: dict[Path, str] = {}
         self.expected: dict[Path, str] = {}
+        self.named: list[Named] = []
         self.unreadable: list[AgentpipeError] = []
 
     def take(self, path: Path, reader: Any) -> None:  # noqa: ANN401 - one of the three below
@@ -196,11 +229,14 @@ class _Gathering:
         name = self._name(path.parent)
         own = path.parents[2] / "experience"
         for entry in content["content"].get("trajectory_index") or []:
-            if entry.get("digest"):
-                self.digests.setdefault(str(entry["digest"]), []).append(name)
+            digest = str(entry["digest"]) if entry.get("digest") else None
+            if digest is not None:
+                self.digests.setdefault(digest, []).append(name)
             folder = (own / str(entry["name"])).resolve()
-            if folder.parent == own.resolve() and folder.is_dir():
-                self.paths.setdefault(folder, []).append(name)
+            if folder.parent == own.resolve():
+                for place in (folder, folder.with_name(f"{OPEN}{folder.name}")):
+                    self.paths.setdefault(place, []).append(name)
+                self.named.append(Named(name, folder, digest))
 
     def package(self, path: Path, content: Any) -> None:  # noqa: ANN401 - JSON
         recorded = content["provenance"].get("trajectories") or {}
@@ -217,5 +253,6 @@ class _Gathering:
             paths={path: tuple(names) for path, names in self.paths.items()},
             current=self.current,
             expected=self.expected,
+            named=tuple(self.named),
             unreadable=tuple(self.unreadable),
         )
