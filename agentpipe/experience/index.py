@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agentpipe.errors import CorruptError, DiskFullError, StoreError
+from agentpipe.errors import CorruptError, DiskFullError, LockHeldError, StoreError
 from agentpipe.experience.keys import episode_keys
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ def _encoded(episodes: npt.NDArray[Any], first_row: int) -> Iterator[tuple[bytes
     keys["time"] = episodes["time_ns"].view(np.uint64) ^ np.uint64(_SIGN)
     values["row"] = np.arange(first_row, first_row + len(episodes))
     values["first"], values["steps"] = episodes["first"], episodes["steps"]
-    raw_keys, raw_values, width = keys.tobytes(), values.tobytes(), _VALUES.itemsize
-    for i in range(len(episodes)):
-        yield raw_keys[KEY_BYTES * i : KEY_BYTES * (i + 1)], raw_values[width * i : width * (i + 1)]
+    # An array of raw bytes becomes a list of bytes objects at once, without a slice of Python for each.
+    return zip(keys.view(f"V{KEY_BYTES}").tolist(), values.view(f"V{_VALUES.itemsize}").tolist(), strict=True)
 
 
 class OpenIndex:
@@ -111,6 +110,8 @@ class OpenIndex:
     def _typed(self, error: Exception) -> StoreError:
         if any(text in str(error) for text in _FULL):
             return DiskFullError("the disk is full", file=self.path, remedy="free space and run again")
+        if "already held" in str(error) or "temporarily unavailable" in str(error):
+            return LockHeldError("LevelDB is open elsewhere", file=self.path, remedy="close that writer first")
         return CorruptError(f"LevelDB: {error}", file=self.path, remedy="remove this folder: it is made again")
 
     def put(self, episodes: npt.NDArray[Any], first_row: int, *, sync: bool) -> None:

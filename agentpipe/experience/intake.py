@@ -117,11 +117,12 @@ def _fits(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
 
 def _match(rows: npt.NDArray[Any], finals: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """The row that each final record belongs to."""
-    keys = episode_keys(rows)
-    places = {int(key): row for row, key in enumerate(keys)} if len(finals) else {}
-    found = np.array([places.get(int(key), -1) for key in episode_keys(finals)], np.int64)
-    if (found < 0).any() or len(set(found.tolist())) < len(found):
-        wrong = finals[int((found < 0).argmax())]
+    keys, wanted = episode_keys(rows), episode_keys(finals)
+    order = np.argsort(keys) if len(finals) else np.zeros(0, np.int64)
+    found = order[np.searchsorted(keys[order], wanted).clip(max=len(rows) - 1)] if len(rows) else order
+    alien = keys[found] != wanted if len(rows) else np.ones(len(finals), np.bool_)
+    if alien.any() or len(np.unique(found)) < len(found):
+        wrong = finals[int(alien.argmax())]
         text = "a final record without its episode, or a second one of it"
         raise _error(RecordError, text, wrong, field="finals", remedy=_REMEDY)
     alone = rows["cut"] != 0

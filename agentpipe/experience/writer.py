@@ -255,11 +255,9 @@ class ShardWriter:
         for file, end in zip(self._files, ends, strict=True):
             file.reserve(end)
         records, finals, graph, table = self._files
-        width = self.dtype.itemsize // 8
-        intake.copy_steps(
-            batch, records.words[before.steps * width : after.steps * width], self._layout, len(self._header.policies)
-        )
-        finals.records[before.finals : after.finals] = batch.finals
+        target = checksum.as_words(records.records[before.steps : after.steps])
+        intake.copy_steps(batch, target, self._layout, len(self._header.policies))
+        _copy(batch.finals, finals.records[before.finals : after.finals])
         checksum.fill(finals.records[before.finals : after.finals])
         rows["graph_checksum"] = intake.copy_graphs(batch, graph.words[before.words : after.words])
         offsets = np.cumsum(lengths) - lengths
@@ -269,7 +267,7 @@ class ShardWriter:
         rows["final"] = rec.NO_FINAL
         rows["final"][batch.final_rows] = np.arange(before.finals, after.finals)
         checksum.fill(rows)
-        table.records[before.episodes : after.episodes] = rows
+        _copy(rows, table.records[before.episodes : after.episodes])
         return after
 
     def flush(self) -> None:
@@ -384,3 +382,8 @@ def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     view = array[:]
     view.flags.writeable = False
     return view
+
+
+def _copy(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+    # As words: numpy copies structured rows field by field.
+    checksum.as_words(target)[:] = checksum.as_words(source)
