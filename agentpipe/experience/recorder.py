@@ -111,6 +111,12 @@ class Recorder:
         self._observation = dtype.fields["observation"][1] // 4
         self._says_tokens = hasattr(pool, "produced")
 
+    @property
+    def episode(self) -> npt.NDArray[np.uint32]:
+        """u32[N]: number of the running episode, or of the one that ended and can be taken."""
+        numbers: npt.NDArray[np.uint32] = self._slots.episode[:, 0]
+        return numbers
+
     def before(self) -> None:
         """Copies what the player sees; call it before ``pool.step``.
 

@@ -20,8 +20,8 @@ def record(path, size=3, episodes_per_env=2, **changes):
         "cell": "sensor-1",
         "policy_version": "1.0",
     }
-    pool = changes.pop("pool", None) or CountingPool(size)
-    return record_trajectories(pool, changes.pop("player", SecondAction()), **{**arguments, **changes})
+    build = changes.pop("build", lambda chosen: CountingPool([one.index - 100 for one in chosen]))
+    return record_trajectories(build, changes.pop("player", SecondAction()), **{**arguments, **changes})
 
 
 @pytest.fixture(scope="session")

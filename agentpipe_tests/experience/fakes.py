@@ -17,11 +17,12 @@ class CountingPool:
 
     observation = 1000 * environment + 10 * episode + step in every feature; reward = step - 1; odd rows truncate.
 
-    It does not say what its steps made and used.
+    It does not say what its steps made and used. ``rows``: how many environments, or which.
     """
 
-    def __init__(self, size):
-        self.size = size
+    def __init__(self, rows):
+        self.rows = np.arange(rows) if isinstance(rows, int) else np.array(rows)
+        self.size = size = len(self.rows)
         self.mask = np.zeros((size, ACTION_COUNT), dtype=np.bool_)
         self.mask[:, :3] = True
         self.segment = np.zeros(size, dtype=np.int8)
@@ -36,7 +37,7 @@ class CountingPool:
         self.result_success = np.zeros(size, dtype=np.bool_)
         self.result_reason = np.zeros(size, dtype=np.int8)
         for name in ("mode", "machine"):
-            setattr(self, f"result_{name}", np.arange(size, dtype=np.int8))
+            setattr(self, f"result_{name}", self.rows.astype(np.int8))
         for name in ("return", "elapsed_seconds", "decision_seconds"):
             setattr(self, f"result_{name}", np.zeros(size, dtype=np.float32))
         self.final_observation, self.final_mask = self.observation.copy(), self.mask.copy()
@@ -44,11 +45,11 @@ class CountingPool:
         self._show()
 
     def _show(self):
-        self.observation[:] = (1000 * np.arange(self.size) + 10 * self.episode + self.at)[:, None]
+        self.observation[:] = (1000 * self.rows + 10 * self.episode + self.at)[:, None]
         self.time[:] = self.at
 
     def step(self, actions):
-        rows = np.arange(self.size)
+        rows = self.rows
         self.reward[:] = self.at - 1.0
         done = self.at == rows
         self.terminated[:], self.truncated[:] = done & (rows % 2 == 0), done & (rows % 2 == 1)
