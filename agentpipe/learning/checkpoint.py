@@ -5,6 +5,7 @@ A directory, named by update and content digest, published by rename:
 - ``manifest.json``: counters, learning-rate schedule, random state, options, parent, digests of all other files;
 - ``network``, ``best``, ``good``, ``optimiser``, ``random``, ``rewards``, ``pool``, ``statistics``, ``replay`` (where
   the sampler of recorded steps stands), ``running`` (the episodes that are being recorded), all ``.safetensors``;
+- ``times.safetensors``: when the steps of those episodes were taken; checked, but not part of the digest;
 - ``updates.arrow``: per update its losses, layer-wise gradient norms and the range of samples it used;
 - ``utilisation.arrow``: per update wall time, processor, memory and temperature; checked, but not part of the digest.
 """
@@ -27,7 +28,20 @@ if TYPE_CHECKING:
 KIND, FORMAT = "agentpipe.checkpoint", 2
 _MANIFEST, _POINTER = "manifest.json", "checkpoints.json"
 _UPDATES, _UTILISATION = "updates.arrow", "utilisation.arrow"
-GROUPS = ("network", "best", "good", "optimiser", "random", "rewards", "pool", "statistics", "replay", "running")
+GROUPS = (
+    "network",
+    "best",
+    "good",
+    "optimiser",
+    "random",
+    "rewards",
+    "pool",
+    "statistics",
+    "replay",
+    "running",
+    "times",
+)
+_UNSEALED = (_UTILISATION, "times.safetensors")
 
 
 @dataclass
@@ -59,7 +73,7 @@ def save(checkpoint: Checkpoint, directory: Path, *, keep: int = 2) -> Path:
     files[_UPDATES] = to_arrow(checkpoint.updates)
     files[_UTILISATION] = to_arrow(checkpoint.utilisation)
     manifest = {"kind": KIND, "format": FORMAT, "content": checkpoint.content}
-    full = sealed_manifest(manifest, files, unsealed=(_UTILISATION,))
+    full = sealed_manifest(manifest, files, unsealed=_UNSEALED)
     checkpoint.digest = str(full["digest"])
     final = directory / f"update-{int(checkpoint.content['update']):06d}-{checkpoint.digest[:12]}"
     with publish_directory(final) as staging:
@@ -78,7 +92,7 @@ def load(path: Path) -> Checkpoint:
         CheckpointError: a file is missing, damaged or does not fit; names it.
         VersionError: written under another format version.
     """
-    manifest, files = open_sealed(path, _MANIFEST, KIND, FORMAT, unsealed=(_UTILISATION,))
+    manifest, files = open_sealed(path, _MANIFEST, KIND, FORMAT, unsealed=_UNSEALED)
     arrays = {}
     for group in GROUPS:
         name = f"{group}.safetensors"

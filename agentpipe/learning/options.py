@@ -138,7 +138,7 @@ class ReplayOptions:
     """clips the probability ratio in V-trace's traces"""
     advantage_clamp: float = 5.0
     """replayed advantages are clamped to plus and minus this many standard deviations of the live ones"""
-    evaluate: float = 2.0
+    evaluate: float = 6.0
     """at most so many steps go through the network before an update for each step drawn"""
 
     def __post_init__(self) -> None:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from agentpipe.environments.catalog import EnvironmentSpec
     from agentpipe.environments.pool import LinePool
-    from agentpipe.environments.table import DisturbanceTable
     from agentpipe.experience.origin import PoolFor
     from agentpipe.experience.shard import Shard
     from agentpipe.learning.options import StreamOptions
@@ -59,8 +58,6 @@ class LiveSource:
 
     index: npt.NDArray[np.uint32]
     """u32[N], what the records call the pool's environments"""
-    fingerprints: npt.NDArray[np.uint32]
-    """u32[N], CRC-32 of each environment's disturbance; 0 = none known"""
     header: Mapping[str, Any] = field(default_factory=dict)
     """for the manifest: table version, origin"""
     max_steps: int = MAX_STEPS
@@ -71,7 +68,7 @@ class LiveSource:
 
 def line_source(
     environments: Sequence[EnvironmentSpec],
-    table: DisturbanceTable,
+    table_version: str,
     origin: Mapping[str, Any],
     pool_for: PoolFor | None = None,
 ) -> LiveSource:
@@ -79,22 +76,17 @@ def line_source(
 
     Args:
         environments: of the pool, in its order.
-        table: the version that the pool has pinned.
+        table_version: that the pool has pinned.
         origin: of :func:`agentpipe.experience.origin.origin`.
         pool_for: such as :func:`agentpipe.experience.origin.home_pools`.
     """
-    crc = [int(table.fingerprint(environment.environment_id).crc32, 16) for environment in environments]
-    return LiveSource(
-        index=np.array([environment.index for environment in environments], np.uint32),
-        fingerprints=np.array(crc, np.uint32),
-        header={"table_version": table.version, "origin": dict(origin)},
-        pool_for=pool_for,
-    )
+    index = np.array([environment.index for environment in environments], np.uint32)
+    return LiveSource(index, {"table_version": table_version, "origin": dict(origin)}, pool_for=pool_for)
 
 
 def unknown_source(size: int) -> LiveSource:
     """The source of ``size`` environments of which nothing but their names is known."""
-    return LiveSource(np.arange(size, dtype=np.uint32), np.zeros(size, np.uint32))
+    return LiveSource(np.arange(size, dtype=np.uint32))
 
 
 class Stream:
@@ -121,10 +113,9 @@ class Stream:
         self.pool, self.source, self.options = pool, source, options
         self.folder = directory / FOLDER
         observation_size = int(pool.observation.shape[1])
-        for name, known in (("index", source.index), ("fingerprints", source.fingerprints)):
-            if len(known) != pool.size:
-                text = f"a source of {len(known)} environments for a pool of {pool.size}"
-                raise LearningError(text, field=name, remedy="describe the environments of the pool, in its order")
+        if len(source.index) != pool.size:
+            text = f"a source of {len(source.index)} environments for a pool of {pool.size}"
+            raise LearningError(text, field="index", remedy="describe the environments of the pool, in its order")
         self.header = {
             "cell": PLAYER,
             "observation_size": observation_size,
@@ -135,7 +126,7 @@ class Stream:
             **source.header,
         }
         dtype = rec.step_dtype(observation_size, action_count)
-        self.recorder = Recorder(pool, dtype, source.index, source.fingerprints, max_steps=source.max_steps)
+        self.recorder = Recorder(pool, dtype, source.index, max_steps=source.max_steps)
         self.action_count = action_count
         self.sealed: list[dict[str, Any]] = []
         """name, digest, steps of each sealed shard, in order"""

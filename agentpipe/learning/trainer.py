@@ -173,7 +173,7 @@ class _Run:
         if found.content.get("configuration_digest") != self.context["configuration_digest"]:
             remedy = "start anew, or resume with the configuration that it was made with"
             raise CheckpointError("made under another configuration", file=path, field="configuration", remedy=remedy)
-        drawn = found.content.get("replay")
+        drawn: Any = found.content.get("replay")
         if (drawn is None) != (self.replay is None):
             remedy = "resume with the recorded trajectories that it was made with, or start anew"
             text = f"made {'without' if drawn is None else 'with'} recorded trajectories"
@@ -182,7 +182,7 @@ class _Run:
             self.replay.restore(drawn, found.arrays["replay"])
         if self.stream is not None:
             content, index = found.content.get("stream") or {}, found.content.get("trajectory_index") or []
-            self.stream.restore(index, content, found.arrays["running"])
+            self.stream.restore(index, content, {**found.arrays["running"], **found.arrays["times"]})
         self.state.restore(found, self.pool, path)
         if self.stream is not None:
             self.stream.go_on()
@@ -380,10 +380,11 @@ class _Run:
         if self.checkpoint is not None and self.checkpoint.name.startswith(number):
             return
         context: dict[str, Any] = {**self.context, "trajectory_index": None}
-        arrays: dict[str, Arrays] = {"replay": {}, "running": {}}
+        arrays: dict[str, Arrays] = {"replay": {}, "running": {}, "times": {}}
         if self.stream is not None:
             index, content, running = self.stream.checkpoint(due=due)
             context |= {"trajectory_index": index, "stream": content}
+            arrays["times"] = {"time_ns": running.pop("time_ns")}
             arrays["running"] = running
         if self.replay is not None:
             context["replay"], arrays["replay"] = self.replay.state()
