@@ -8,7 +8,7 @@ import sys
 from benchmarks import report
 from benchmarks.measure import ROOT
 
-NAMES = ("simulator", "training")
+NAMES = ("simulator", "training", "buffer")
 
 
 def main(arguments: list[str]) -> None:

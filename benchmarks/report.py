@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
 from agentpipe.storage import read_json, write_bytes
-from benchmarks import seeds
+from benchmarks import buffer_report, seeds
 from benchmarks.measure import RESULTS
 
 if TYPE_CHECKING:
@@ -120,7 +120,17 @@ def seeds_section(content: dict[str, Any]) -> str:
     return f"## Success of the standard profile\n\n{origin(content)}\n\n{seeds.section(content)}"
 
 
-SECTIONS = {"seeds": seeds_section, "simulator": simulator_section, "training": training_section}
+def buffer_section(content: dict[str, Any]) -> str:
+    """The trajectory buffer beside others."""
+    return f"## Buffer\n\n{origin(content)}\n\n{buffer_report.section(content, human)}"
+
+
+SECTIONS = {
+    "seeds": seeds_section,
+    "simulator": simulator_section,
+    "training": training_section,
+    "buffer": buffer_section,
+}
 
 
 def results(folder: Path) -> str:

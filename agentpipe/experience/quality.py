@@ -101,12 +101,12 @@ class Quality:
         return cls(**{**content, "reward_histogram": histogram})
 
 
-def measure_quality(shard: Shard, reasons: Sequence[str] = REASONS) -> Quality:
+def measure_quality(shard: Shard) -> Quality:
     """Figures of a shard, sealed or open.
 
     Args:
-        shard: reads all of its rewards and graphs.
-        reasons: names of the outcomes, by ``episodes["reason"]``.
+        shard: reads all of its rewards and graphs; its manifest names the outcomes (``reasons``), else they are the
+            line's.
 
     Raises:
         CorruptError: a file was cut short.
@@ -133,7 +133,7 @@ def measure_quality(shard: Shard, reasons: Sequence[str] = REASONS) -> Quality:
         idle_share=_mean(steps.idle),
         strict_idle_share=_mean(steps.idle_strict),
         reward_histogram={"edges": HISTOGRAM_EDGES, "counts": tuple(int(count) for count in counts)},
-        reasons=_count_reasons(episodes, reasons),
+        reasons=_count_reasons(episodes, shard.manifest.get("reasons", REASONS)),
         **_drawn(steps, episodes["steps"].astype(np.int64)),
     )
 

@@ -15,7 +15,7 @@ from .sampling.fakes import make_shard
 @pytest.fixture(scope="module")
 def small():
     """Two episodes. In the first step 0 is used by 1 and 2; the second is cut and has a spike without a cause."""
-    return make_shard(
+    shard = make_shard(
         [3, 2],
         pairs=[(0, 0, 1), (0, 0, 2)],
         reward=np.array([-0.5, 0.0, 12.0, 0.0, -3.0], np.float32),
@@ -25,16 +25,18 @@ def small():
         reason=[0, -1],
         mode=[2, 5],
     )
+    shard.manifest["reasons"] = ["solved", "wrong"]
+    return shard
 
 
 def test_figures_of_a_small_shard(small):
-    found = measure_quality(small, ("solved", "wrong"))
+    found = measure_quality(small)
     assert (found.episodes, found.steps, found.mean_steps) == (2, 5, 2.5)
     assert found.bytes == small.records.nbytes + small.episodes.nbytes + small.graph.nbytes + small.index.nbytes
     assert found.success_share == 1.0  # the cut one has no outcome
     assert (found.reward_mean, found.reward_min, found.reward_max) == (pytest.approx(1.7), -3.0, 12.0)
     assert (found.reward_within_10_share, found.zero_reward_share, found.sign_ratio) == (0.8, 0.4, 0.5)
-    assert found.reasons == {"cut": 1, "solved": 1}
+    assert found.reasons == {"cut": 1, "solved": 1}  # as the manifest names them
     assert found.unexplained_spikes == 1
     assert found.parents_per_step == 2 / 5
     assert (found.idle_share, found.strict_idle_share) == (2 / 5, 2 / 5)

@@ -1,0 +1,152 @@
+"""kill -9 of a writer: how long its shard takes to be taken up again, and whether anything that counted is missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentpipe.experience.live import open_live
+from agentpipe.experience.writer import ShardWriter
+from benchmarks.buffer_own import FEATURES, chunk, header, numbered, write_all
+from benchmarks.measure import Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from agentpipe.experience.recorder import Recorded
+
+NUMBER = 8
+"""bytes of a number in the pipe"""
+LONGEST = 0.05
+"""seconds that a writer lives at most after its first append"""
+
+
+def killed(work: Callable[[Callable[[int], object]], None], live: float | None) -> int:
+    """Runs ``work`` in a child, kills it -9, and returns the last number that it told.
+
+    Args:
+        work: gets a function that tells the parent a number.
+        live: seconds from its first number to the kill; None: killed when ``work`` has returned.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reading)
+            work(lambda number: os.write(writing, number.to_bytes(NUMBER, "little")))
+            os.close(writing)
+            time.sleep(3_600)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        told = pipe.read(NUMBER)
+        if live is None:
+            told += pipe.read()
+        else:
+            time.sleep(live)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        told += pipe.read()
+    whole = len(told) // NUMBER * NUMBER
+    return int.from_bytes(told[whole - NUMBER : whole], "little")
+
+
+def pieces(number: int) -> Recorded:
+    """One to three episodes that follow from ``number``."""
+    whole = chunk(number % 7)
+    count = 1 + number % 3
+    steps = int(whole.episodes["steps"][:count].sum())
+    words = whole.parents[:steps]  # ten steps: one word each
+    return numbered(whole._replace(steps=whole.steps[:steps], episodes=whole.episodes[:count], parents=words), number)
+
+
+def append_until_killed(folder: Path, tell: Callable[[int], object]) -> None:
+    """Small appends, each told when it counts."""
+    writer = ShardWriter.open(folder, header())
+    number = int(writer.recorded["episode"][-1]) + 1 if writer.episodes else 0
+    prepared = {number + ahead: pieces(number + ahead) for ahead in range(64)}
+    while True:
+        piece = prepared.pop(number, None) or pieces(number)
+        writer.append(*piece)
+        tell(writer.steps)
+        number += 1
+
+
+def kill_often(folder: Path, kills: int, seed: int = 0) -> Figure:
+    """Kills a writer at random instants, again and again, in one shard; checks every byte after each."""
+    random = np.random.default_rng(seed)
+    lost, wrong, counted, seconds = 0, 0, 0, []
+    for _ in range(kills):
+        told = killed(lambda tell: append_until_killed(folder, tell), float(random.uniform(0, LONGEST)))
+        began = time.perf_counter()
+        with ShardWriter.open(folder, header()) as writer:
+            seconds.append(time.perf_counter() - began)
+            counted = writer.steps
+        lost += max(0, told - counted)
+        shard = open_live(folder)
+        shard.check()
+        wrong += count_wrong(shard.records, shard.episodes)
+    notes = {
+        "kills": kills,
+        "counted_samples_lost": lost,
+        "samples_that_differ": wrong,
+        "samples_that_counted": counted,
+        "longest_reopening_ms": round(1e3 * max(seconds), 1),
+    }
+    return figure("Killed at random instants", counted, seconds, notes)
+
+
+def count_wrong(records: Any, episodes: Any) -> int:  # noqa: ANN401 - structured arrays
+    """Samples that are not what the writer appended under their number."""
+    sources = [chunk(seed).steps for seed in range(7)]
+    numbers = records["episode"]
+    wrong = 0
+    for seed, source in enumerate(sources):
+        here = np.flatnonzero(numbers % 7 == seed)
+        row = records["environment"][here].astype(np.int64) * 10 + records["step"][here]
+        same = (records["observation"][here] == source["observation"][row]).reshape(-1, FEATURES).all(axis=1)
+        wrong += int((~(same & (records["reward"][here] == source["reward"][row]))).sum())
+    each = np.unique(episodes["episode"], return_counts=True)
+    return wrong + 10 * int((each[1] != 1 + each[0] % 3).sum())
+
+
+def reopen(folder: Path, transitions: int, times: int) -> list[Figure]:
+    """Kills the writer of a shard of so many steps, and takes it up again: as a writer, and as a reader."""
+    writer_seconds, reader_seconds, lost = [], [], 0
+    for turn in range(times):
+        place = folder / f"reopened-{turn}"
+
+        def write(tell: Callable[[int], object], place: Path = place) -> None:
+            writer = write_all(place, transitions)
+            tell(writer.steps)
+
+        told = killed(write, live=None)
+        began = time.perf_counter()
+        lost += max(0, told - len(open_live(place).records))
+        reader_seconds.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        with ShardWriter.open(place, header()) as again:
+            writer_seconds.append(time.perf_counter() - began)
+            lost += max(0, told - again.steps)
+    return [
+        figure(f"Reopened after kill -9, {name}", transitions, seconds, note(seconds, lost))
+        for name, seconds in (("to go on writing", writer_seconds), ("to read", reader_seconds))
+    ]
+
+
+def note(seconds: list[float], lost: int) -> dict[str, Any]:
+    """What the page says of a reopening."""
+    return {"median_ms": round(1e3 * statistics.median(seconds), 1), "counted_samples_lost": lost}
+
+
+def figure(name: str, steps: int, seconds: list[float], notes: dict[str, Any]) -> Figure:
+    """Durations as a figure: rates are steps a second."""
+    rates = tuple(steps / each for each in seconds)
+    return Figure(name, steps, 1, steps, rates, statistics.median(rates), max(rates), min(rates), notes)
