@@ -17,6 +17,7 @@ from agentpipe.experience import checksum
 from agentpipe.experience import records as rec
 from agentpipe.experience.content import content_digest, word_counts
 from agentpipe.experience.index import SEALED_INDEX, sealed_rows
+from agentpipe.experience.intake import Layout
 from agentpipe.experience.manifest import MANIFEST, NAMES, file_facts
 from agentpipe.experience.mapped import REMEDY
 
@@ -193,10 +194,7 @@ def _graph_field(shard: Shard, row: int) -> str:
 
 def _contents(shard: Shard, start: int) -> Iterator[Damage]:
     """Records whose checksum fits, but which are not what the episode table says, or hold a NaN."""
-    fields = shard.records.dtype.fields
-    assert fields is not None
-    width, place = shard.records.itemsize // 8, fields["observation"][1] // 4
-    size, actions = int(shard.manifest["observation_size"]), int(shard.manifest["action_count"])
+    layout = Layout.of(int(shard.manifest["observation_size"]), int(shard.manifest["action_count"]))
     names = {
         checksum.ENVIRONMENT: "environment",
         checksum.EPISODE: "episode",
@@ -215,7 +213,8 @@ def _contents(shard: Shard, start: int) -> Iterator[Damage]:
             checksum.as_words(part).view(np.uint32),
             np.stack([rows["environment"], rows["episode"]], axis=1),
             lengths,
-            *(width, place, size, actions, len(shard.policies)),
+            *layout.sizes,
+            len(shard.policies),
             where,
         )
         if code:

@@ -164,7 +164,7 @@ def _flip(words: npt.NDArray[np.uint64], start: int) -> int:
 
 
 @inlined
-def _look(  # noqa: PLR0911, PLR0913, PLR0917 - one return for each thing that can be wrong
+def _look(  # noqa: C901, PLR0913, PLR0917 - one return for each thing that can be wrong
     halves: npt.NDArray[np.uint32],
     half: int,
     keys: npt.NDArray[np.uint32],

@@ -57,7 +57,7 @@ def step_id(episode: int, step: int) -> int:
 
 
 def encode_key(environment: int, step: int, time_ns: int) -> bytes:
-    """The 20 bytes of a key: environment (uint32), step id (uint64), time stamp (int64), in an order-preserving form."""
+    """The 20 bytes of a key, which sort as its parts do: environment uint32, step id uint64, time stamp int64."""
     return _KEY.pack(environment, step, time_ns + _SIGN)
 
 

@@ -1,4 +1,4 @@
-"""What is asked of episodes before they count: shape, order, finite numbers. Answers are typed errors that say where."""
+"""What is asked of episodes before they count: shape, order, finite numbers. The answers are typed errors."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ class Layout:
     finals: np.dtype[Any]
     size: int
     actions: int
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Words of a record, place of the observation in units of four bytes, its numbers, actions: for the kernels."""
+        assert self.steps.fields is not None
+        return self.steps.itemsize // 8, self.steps.fields["observation"][1] // 4, self.size, self.actions
 
     @classmethod
     def of(cls, observation_size: int, action_count: int) -> Layout:
@@ -105,7 +111,7 @@ def prepare(
         if not np.isfinite(rows[name]).all():
             row = rows[~np.isfinite(rows[name])][0]
             raise _error(NonFiniteError, f"{row[name]} in the row of an episode", row, field=name, remedy=_REMEDY)
-    final_rows = _match(rows, cut)
+    final_rows = _match(steps, rows, cut)
     return Batch(np.ascontiguousarray(steps), rows, np.ascontiguousarray(cut), final_rows, parents, lengths, words)
 
 
@@ -115,7 +121,7 @@ def _fits(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
         raise RecordError(text if len(text) < 300 else f"{name} of another dtype", field=name, remedy=_REMEDY)
 
 
-def _match(rows: npt.NDArray[Any], finals: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _match(steps: npt.NDArray[Any], rows: npt.NDArray[Any], finals: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """The row that each final record belongs to."""
     keys, wanted = episode_keys(rows), episode_keys(finals)
     order = np.argsort(keys) if len(finals) else np.zeros(0, np.int64)
@@ -125,10 +131,12 @@ def _match(rows: npt.NDArray[Any], finals: npt.NDArray[Any]) -> npt.NDArray[np.i
         wrong = finals[int(alien.argmax())]
         text = "a final record without its episode, or a second one of it"
         raise _error(RecordError, text, wrong, field="finals", remedy=_REMEDY)
-    alone = rows["cut"] != 0
+    last = steps[np.cumsum(rows["steps"].astype(np.int64)) - 1]
+    alone = (rows["cut"] != 0) | ((last["truncated"] != 0) & (last["terminated"] == 0))
     alone[found] = False
     if alone.any():
-        raise _error(RecordError, "cut, but without a final record", rows[alone][0], field="finals", remedy=_REMEDY)
+        text = "cut or truncated, but without a final record: its last step would count as worth nothing"
+        raise _error(RecordError, text, rows[alone][0], field="finals", remedy=_REMEDY)
     for name in ("time", "observation"):
         bad = ~np.isfinite(finals[name]).all(axis=tuple(range(1, finals[name].ndim)))
         if bad.any():
@@ -149,10 +157,9 @@ def copy_steps(batch: Batch, target: npt.NDArray[np.uint64], layout: Layout, pol
     where = np.zeros(3, np.int64)
     source = checksum.as_words(batch.steps)
     keys = np.stack([batch.rows["environment"], batch.rows["episode"]], axis=1)
-    assert layout.steps.fields is not None
-    place, width = layout.steps.fields["observation"][1] // 4, layout.steps.itemsize // 8
-    sizes = width, place, layout.size, layout.actions, policies
-    code = checksum.copy_steps(source, source.view(np.uint32), target, keys, batch.lengths, *sizes, where)
+    code = checksum.copy_steps(
+        source, source.view(np.uint32), target, keys, batch.lengths, *layout.sizes, policies, where
+    )
     if code:
         raise _step_error(batch, int(code), *(int(number) for number in where))
 

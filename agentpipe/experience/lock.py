@@ -40,7 +40,7 @@ class WriterLock:
     def _take(self, holder: str) -> None:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = os.stat(self.path).st_ino == os.fstat(self._descriptor).st_ino
+            held = self.path.stat().st_ino == os.fstat(self._descriptor).st_ino
         except (BlockingIOError, FileNotFoundError):
             held = False
         if not held:

@@ -6,7 +6,7 @@ Equal content has an equal digest. What depends on when and in what order the co
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.errors import CorruptError, VersionError
@@ -45,18 +45,20 @@ def file_facts(directory: Path, names: Sequence[str]) -> dict[str, dict[str, Any
     return facts
 
 
-def complete(content: Mapping[str, Any], files: Mapping[str, Any], *, shrunk: bool = False) -> dict[str, Any]:
+def complete(
+    content: Mapping[str, Any], files: Mapping[str, Any], *, shrunk: bool = False, made_at: str | None = None
+) -> dict[str, Any]:
     """The whole manifest of ``content``: with its digest, and ``files`` (:func:`file_facts`) outside the digest.
 
     Args:
         content: What it says of the content; keys that stand outside the digest are made anew.
         files: Facts of the files that hold time stamps.
         shrunk: The shard holds only seeds and actions.
+        made_at: When it was sealed, in ISO format; None = now.
     """
     inside = {key: value for key, value in content.items() if key not in _OUTSIDE}
-    made_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest: dict[str, Any] = {**inside, "digest": manifest_digest(inside)}
-    manifest["sealed"] = {"made_at": made_at, "files": dict(files)}
+    manifest["sealed"] = {"made_at": made_at or dt.datetime.now(dt.UTC).isoformat(), "files": dict(files)}
     if shrunk:
         manifest["shrunk"] = True
     manifest["sealed"]["checksum"] = _outside_checksum(manifest)

@@ -48,8 +48,7 @@ class GrowingFile:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             size = os.fstat(self._descriptor).st_size
-            if size < counted * dtype.itemsize:
-                raise shortened(path, size, dtype.itemsize, counted)
+            _require(path, size, dtype.itemsize, counted)
             self._allocate(max(capacity, counted, size // dtype.itemsize, 1))
         except BaseException:
             self.close()
@@ -166,7 +165,12 @@ def map_records(
     return MappedRecords(path, np.frombuffer(mapping, dtype, count), mapping)
 
 
+def _require(path: Path, size: int, itemsize: int, count: int) -> None:
+    if size < count * itemsize:
+        raise shortened(path, size, itemsize, count)
+
+
 def shortened(path: Path, size: int, itemsize: int, count: int) -> CorruptError:
-    """The error for a file of ``size`` bytes that should hold ``count`` records: it names the first that is not whole."""
+    """The error for a file of ``size`` bytes, to hold ``count`` records: it names the first that is not whole."""
     record = min(size // itemsize, count)
     return CorruptError(f"{size} bytes instead of {count * itemsize}", file=path, record=record, remedy=REMEDY)
