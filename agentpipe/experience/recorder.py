@@ -183,14 +183,16 @@ class Recorder:
         Args:
             rows: only of these environments, each of which has an episode running.
 
-        What the pool shows now is their final observation. The pool is not touched: the rest of these episodes is not
-        recorded as anything else, so record on after a ``pool.reset`` only, or with other recorders.
+        What the pool shows now is their final observation. The pool is not touched, and ``recording`` is switched off
+        for them: the rest of these episodes is nobody's.
         """
         running = (self.length > 0) & ~self._ended
         rows = np.flatnonzero(running) if rows is None else rows
         assert running[rows].all(), "only what is running can be cut"
         self._slots.truncated[rows, self.length[rows] - 1] = 1
-        return self._pack(rows, ended=False)
+        recorded = self._pack(rows, ended=False)
+        self.recording[rows] = False
+        return recorded
 
     def _pack(self, rows: Rows, *, ended: bool) -> Recorded:
         lengths = self.length[rows]

@@ -164,6 +164,11 @@ def test_cutting_ends_all_that_runs_with_what_is_seen_now():
         assert (final["last_action"], final["episode"]) == (pool.last_action[row], pool.episode[row])
         assert rec.unpack_masks(final["mask"], ACTION_COUNT).tolist() == pool.mask[row].tolist()
     assert not recorder.length.any()
+    assert np.flatnonzero(~recorder.recording).tolist() == running  # their rest is nobody's
+    one_step(recorder, 12)
+    assert not recorder.length[running].any()
+    recorder.recording[:] = False
+    recorder.length[:] = 0
     nothing = recorder.cut()
     assert (len(nothing.steps), len(nothing.episodes), nothing.finals, len(nothing.parents)) == (0, 0, None, 0)
 
