@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from agentpipe.experience.holdings import Claims, Holding
+    from agentpipe.experience.shard import Shard
 
 FIX: Final = "agentpipe buffer check --fix"
 AGAIN: Final = "materialise these trajectories again"
@@ -174,7 +175,7 @@ def damage_of(error: AgentpipeError) -> Damage:
         file=getattr(where.get("file"), "name", "-"),
         text=error.message,
         record=record if isinstance(record, int) else None,
-        field=None if named is None else str(named),
+        field=str(named) if named is not None else "content" if "JSON" in error.message else None,
     )
 
 
@@ -185,9 +186,15 @@ def _check_closed(path: Path, checked: Checked) -> None:
         checked.damages += _shrunk(path, manifest)
         return
     shard = map_shard(path, manifest)
-    checked.damages += audit(shard)
-    if not checked.damages:
-        checked.damages += cross_check(shard)
+    checked.damages += _look_at(shard)
+
+
+def _look_at(shard: Shard) -> list[Damage]:
+    """What bytes and records say; where only the digest of the whole does not fit, the records may say why."""
+    damages = list(audit(shard))
+    if all(damage.file == MANIFEST for damage in damages):
+        damages = [*cross_check(shard), *damages]
+    return damages
 
 
 def _shrunk(path: Path, manifest: Mapping[str, Any]) -> Iterator[Damage]:
@@ -211,9 +218,7 @@ def _shrunk(path: Path, manifest: Mapping[str, Any]) -> Iterator[Damage]:
 def _check_open(path: Path, checked: Checked) -> None:
     shard = open_live(path)
     checked.episodes, checked.steps = len(shard.episodes), len(shard.records)
-    checked.damages += audit(shard)
-    if not checked.damages:
-        checked.damages += cross_check(shard)
+    checked.damages += _look_at(shard)
     checked.held = holder_of(path)
     if checked.held is None and not checked.damages:
         checked.damages += _leveldb(path, shard.episodes)

@@ -34,9 +34,17 @@ COMPUTED: Final = frozenset(
 """what a manifest says that its writer did not give, and the policies, which are merged"""
 
 
-def header_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The header with which a shard like this one is written, without policies."""
-    return {**{name: value for name, value in manifest.items() if name not in COMPUTED}, "policies": []}
+OF_ONE_RECORDING: Final = frozenset({"behaviour", "environments", "episodes_per_environment", "first_episode"})
+"""what a header says of how a shard came about; a merged one keeps what all of its shards say alike"""
+
+
+def header_of(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The header with which a shard of the episodes of all of these is written, without policies."""
+    first = {name: value for name, value in manifests[0].items() if name not in COMPUTED}
+    for name in OF_ONE_RECORDING & set(first):
+        if any(manifest.get(name) != first[name] for manifest in manifests):
+            del first[name]
+    return {**first, "policies": []}
 
 
 def compact(
@@ -95,7 +103,9 @@ def merge(
         staging = Path(tempfile.mkdtemp(prefix=f".staging-{final.name}-", dir=final.parent))
         staging.chmod(0o755)
     try:
-        with ShardWriter.open(staging, header_of(shards[0].manifest), holder="agentpipe buffer") as writer:
+        with ShardWriter.open(
+            staging, header_of([shard.manifest for shard in shards]), holder="agentpipe buffer"
+        ) as writer:
             policies = [
                 np.array([writer.policy(**_policy(policy)) for policy in shard.policies], np.uint32) for shard in shards
             ]
@@ -143,11 +153,18 @@ def _append(
     writer.append(np.concatenate(steps), np.concatenate(episodes), cut, np.concatenate(parents))
 
 
+def append_rows(writer: ShardWriter, shard: Shard, rows: npt.NDArray[np.int64]) -> None:
+    """Appends some episodes of a shard whose policies the writer lists in the same order."""
+    same = [np.arange(len(shard.policies), dtype=np.uint32)]
+    for block in _blocks(shard.episodes["steps"][rows].astype(np.int64)):
+        _append(writer, [shard], same, np.zeros(len(rows[block]), np.int64), rows[block])
+
+
 def _refuse_strangers(shards: Sequence[Shard]) -> None:
-    first = header_of(shards[0].manifest)
+    first = header_of([shards[0].manifest])
     for shard in shards[1:]:
-        other = header_of(shard.manifest)
-        for name in sorted({*first, *other}):
+        other = header_of([shard.manifest])
+        for name in sorted({*first, *other} - OF_ONE_RECORDING):
             if canonical_json(first.get(name)) != canonical_json(other.get(name)):
                 message = f"{shard.path.name} is another recording than {shards[0].path.name}"
                 remedy = "merge shards of one cell or one training, recorded under the same table and line"

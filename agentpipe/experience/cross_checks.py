@@ -83,7 +83,8 @@ def _finals(shard: Shard, rows: Rows) -> Iterator[Damage]:
 def _graphs(shard: Shard, rows: Rows) -> Iterator[Damage]:
     """Edges go forward in time; where graphs follow from tokens, they are what the tokens give."""
     accumulating = shard.manifest.get("accumulating")
-    if not accumulating:
+    first, last = (int(shard.episodes["first"][row]) for row in (rows[0], rows[-1]))
+    if not accumulating or not shard.records["produced"][first : last + 1].any():  # the graph was given
         for row in rows.tolist():
             step = first_backward(shard.parents(row))
             if step is not None:

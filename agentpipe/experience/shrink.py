@@ -68,7 +68,7 @@ def shrink(path: Path, pool_for: PoolFor | None = None, *, verify: bool = True) 
     if verify:
         if pool_for is None:
             raise InputError("nothing to verify with", file=path, remedy="pass pool_for, or verify=False")
-        _same(shard, _play(manifest, shard.names, shard.episodes, compact, pool_for))
+        _same(shard, play(manifest, shard.names, shard.episodes, compact, pool_for))
     before = sum((path / name).stat().st_size for name in FULL)
     write_bytes(path / COMPACT, compact.tobytes())
     facts = file_facts(path, (*_SMALL, rec.EPISODES, COMPACT))
@@ -94,7 +94,7 @@ def regenerate_shard(path: Path, pool_for: PoolFor) -> Shard:
     index = map_records(path / SEALED_INDEX, SEALED, manifest["episodes"]).records
     compact = map_records(path / COMPACT, rec.COMPACT, manifest["steps"]).records
     _refuse_damage(path, episodes, compact)
-    records, finals, words = _play(manifest, names, episodes, compact, pool_for)
+    records, finals, words = play(manifest, names, episodes, compact, pool_for)
     full = {key: value for key, value in manifest.items() if key != "shrunk"}
     shard = Shard(
         path, full, records, episodes, finals, words, index, names, full.get("quality"), read_json(path / MEASUREMENTS)
@@ -127,14 +127,25 @@ def remove_files(path: Path, names: Sequence[str]) -> None:
         (path / name).unlink(missing_ok=True)
 
 
-def _play(
+def play(
     manifest: Mapping[str, Any],
     names: Mapping[int, str],
     episodes: npt.NDArray[Any],
     compact: npt.NDArray[Any],
     pool_for: PoolFor,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.uint64]]:
-    """Records, finals and graph words of the episodes."""
+    """Records, finals and graph words of episodes of the built-in line, from what is left of them.
+
+    Args:
+        manifest: Says where they came from.
+        names: Ids of their environments, by index in the catalogue.
+        episodes: Their rows.
+        compact: ``records.COMPACT`` of their steps, in the order of ``episodes``.
+        pool_for: Makes their pool.
+
+    Raises:
+        CorruptError, VersionError, InputError: they play otherwise than they did, or cannot be played.
+    """
     pool = pool_for(manifest, names)
     try:
         numbers = {name: index for index, name in names.items()}

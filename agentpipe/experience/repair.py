@@ -1,0 +1,307 @@
+"""Repairing shards: what a checksum proves is put back; what is lost is set aside, with the reasons, and named.
+
+Every file is written aside and renamed, so that whoever reads keeps what is mapped. Episodes that are lost go to a
+quarantine as they are found, and the shard is published again without them: another digest. A shard of which nothing
+can be told goes there whole.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from agentpipe.errors import AgentpipeError, CorruptError, VersionError
+from agentpipe.experience import records as rec
+from agentpipe.experience.check import check_shard
+from agentpipe.experience.checksum import wrong
+from agentpipe.experience.compaction import merge
+from agentpipe.experience.cross_checks import COMPACT, cross_check
+from agentpipe.experience.index import SEALED_INDEX, sealed_rows
+from agentpipe.experience.inventory import iso
+from agentpipe.experience.manifest import MANIFEST, MEASUREMENTS, NAMES, file_facts, manifest_digest, read_manifest
+from agentpipe.experience.mending import Parts, mend, mend_file, mend_manifest, mend_records, read_array, read_parts
+from agentpipe.experience.origin import is_built_in
+from agentpipe.experience.quality import measure_quality
+from agentpipe.experience.resealing import complete_at
+from agentpipe.experience.shard import Shard, read_names
+from agentpipe.storage import publish_directory, read_json, typed_os_errors, write_bytes, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from agentpipe.experience.audit import Damage
+    from agentpipe.experience.holdings import Holding
+    from agentpipe.experience.origin import PoolFor
+
+_SMALL: Final = (SEALED_INDEX, NAMES, MEASUREMENTS)
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where repairs happen.
+
+    Args:
+        quarantine: Folder that takes what is lost.
+        pool_for: Makes the pool that plays episodes of the built-in line again; none = they cannot be played.
+        republished: Told of each shard whose digest is another now, or that is gone.
+    """
+
+    quarantine: Path
+    pool_for: PoolFor | None
+    republished: Callable[[Path], str | None] = lambda _: None
+
+
+def fix_all(holdings: Iterable[Holding], workshop: Workshop) -> list[str]:
+    """Repairs every shard that needs it; returns one sentence a repair.
+
+    What cannot be repaired here stays as it is: the next check says so again.
+    """
+    repairs: list[str] = []
+    for holding in holdings:
+        if check_shard(holding).damages:
+            repairs += [f"{holding.path.parent.name}/{holding.path.name}: {text}" for text in fix(holding, workshop)]
+    return repairs
+
+
+def fix(holding: Holding, workshop: Workshop) -> list[str]:
+    """Repairs one damaged shard; returns what was done, one sentence each."""
+    from agentpipe.experience.repair_open import fix_open
+
+    path = holding.path
+    try:
+        if holding.state == "open":
+            return fix_open(path, workshop)
+        manifest, done = _manifest(path)
+    except VersionError:
+        return []  # of another format: nothing is wrong with it
+    except CorruptError as error:
+        return [*set_aside_whole(path, workshop, error.message)]
+    if manifest.get("shrunk"):
+        return done + _fix_shrunk(path, manifest)
+    return done + _fix_sealed(path, manifest, workshop)
+
+
+def _manifest(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The manifest, with one flipped bit undone, or with its unsealed part made anew."""
+    try:
+        return read_manifest(path / MANIFEST), []
+    except CorruptError:
+        data = (path / MANIFEST).read_bytes() if (path / MANIFEST).is_file() else b""
+        mended = mend_manifest(data)
+        if mended is not None:
+            write_bytes(path / MANIFEST, mended)
+            return read_manifest(path / MANIFEST), ["one flipped bit of the manifest"]
+        content = read_json(path / MANIFEST)
+        if not isinstance(content, dict) or content.get("digest") != manifest_digest(content):
+            raise
+        episodes = read_array(path / rec.EPISODES, rec.EPISODE, content["episodes"])
+        newest = iso(int(episodes["time_ns"].max(initial=0)))
+        shrunk = not (path / rec.RECORDS).exists()
+        names = [name for name in (*_SMALL, *((rec.EPISODES, COMPACT) if shrunk else ())) if (path / name).is_file()]
+        whole = complete_at(content, file_facts(path, names), shrunk=shrunk, made_at=newest)
+        write_json(path / MANIFEST, whole)
+        return whole, ["the manifest's part on files and time, the latter as of the newest episode"]
+
+
+# ------------------------------------------------------------------------------------------------- sealed
+
+
+def _fix_sealed(path: Path, manifest: dict[str, Any], workshop: Workshop) -> list[str]:
+    parts = read_parts(path, manifest, manifest)
+    names, done = _names(path, manifest, parts.episodes)
+    pool_for = workshop.pool_for if is_built_in(manifest) else None
+    mend(parts, manifest, names, pool_for)
+    shard = _shard(path, manifest, parts, names)
+    if not parts.lost:
+        for damage in cross_check(shard):
+            parts.lose(row_of(damage, parts.episodes), damage.text)
+    done += parts.mended
+    if parts.lost:
+        return done + _publish_without(shard, parts, workshop)
+    arrays = {
+        rec.RECORDS: parts.records,
+        rec.EPISODES: parts.episodes,
+        rec.FINALS: parts.finals,
+        rec.GRAPH: parts.words,
+    }
+    for name, array in arrays.items():
+        _write_changed(path / name, array.tobytes())
+    return done + _finish(path, manifest, parts.episodes, names, ())
+
+
+def _shard(path: Path, manifest: Mapping[str, Any], parts: Parts, names: Mapping[int, str]) -> Shard:
+    arrays = parts.records, parts.episodes, parts.finals, parts.words
+    return Shard(path, manifest, *arrays, sealed_rows(parts.episodes), names, manifest.get("quality"), {})
+
+
+def _finish(
+    path: Path,
+    manifest: Mapping[str, Any],
+    episodes: npt.NDArray[Any],
+    names: Mapping[int, str],
+    further: tuple[str, ...],
+) -> list[str]:
+    """Writes what follows from the rest: index, names, manifest."""
+    done = []
+    if _write_changed(path / SEALED_INDEX, sealed_rows(episodes).tobytes()):
+        done.append("the index, from the episodes")
+    if names != _read_or_none(path / NAMES):
+        write_json(path / NAMES, {str(index): name for index, name in sorted(names.items())})
+        done.append("the names of the environments, from the catalogue")
+    done += _measurements(path, manifest)
+    whole = complete_at(manifest, file_facts(path, (*_SMALL, *further)), shrunk=bool(manifest.get("shrunk")))
+    if whole != manifest:
+        write_json(path / MANIFEST, whole)
+    return done
+
+
+def _measurements(path: Path, manifest: Mapping[str, Any]) -> list[str]:
+    file, facts = path / MEASUREMENTS, manifest["sealed"]["files"].get(MEASUREMENTS)
+    data = file.read_bytes() if file.is_file() else b""
+    if facts is None or (file.is_file() and file_facts(path, [MEASUREMENTS])[MEASUREMENTS] == facts):
+        return []
+    mended = mend_file(data, facts)
+    write_bytes(file, b"{}\n" if mended is None else mended)
+    return ["the measurements, one flipped bit" if mended is not None else "the measurements are gone: left empty"]
+
+
+def _names(path: Path, manifest: Mapping[str, Any], episodes: npt.NDArray[Any]) -> tuple[dict[int, str], list[str]]:
+    """The ids of the environments: as stored, with one flipped bit undone, or from the catalogue."""
+    facts = manifest["sealed"]["files"].get(NAMES)
+    data = (path / NAMES).read_bytes() if (path / NAMES).is_file() else b""
+    if facts is not None and (not data or file_facts(path, [NAMES])[NAMES] != facts):
+        mended = mend_file(data, facts)
+        if mended is None:
+            return _catalogued(manifest, episodes), []
+        write_bytes(path / NAMES, mended)
+        return read_names(path / NAMES), ["the names, one flipped bit"]
+    return read_names(path / NAMES), []
+
+
+def _catalogued(manifest: Mapping[str, Any], episodes: npt.NDArray[Any]) -> dict[int, str]:
+    from agentpipe.environments.catalog import load_catalog
+
+    wanted = set(episodes["environment"][~wrong(episodes)].tolist())
+    known = {spec.index: spec.environment_id for spec in load_catalog().environments()} if is_built_in(manifest) else {}
+    return {index: known[index] for index in sorted(wanted & set(known))}
+
+
+def _read_or_none(path: Path) -> dict[int, str] | None:
+    try:
+        return read_names(path)
+    except CorruptError:
+        return None
+
+
+def _write_changed(path: Path, data: bytes) -> bool:
+    if path.is_file() and path.read_bytes() == data:
+        return False
+    write_bytes(path, data)
+    return True
+
+
+def row_of(damage: Damage, episodes: npt.NDArray[Any]) -> int:
+    """The episode row that a damage is in."""
+    assert damage.record is not None
+    if damage.file == rec.RECORDS:
+        return int(np.searchsorted(episodes["first"], damage.record, side="right")) - 1
+    if damage.file == rec.FINALS:
+        return int(np.flatnonzero(episodes["final"] == damage.record)[0])
+    return damage.record
+
+
+# ------------------------------------------------------------------------------------------------- shrunk
+
+
+def _fix_shrunk(path: Path, manifest: dict[str, Any]) -> list[str]:
+    episodes = read_array(path / rec.EPISODES, rec.EPISODE, manifest["episodes"])
+    compact = read_array(path / COMPACT, rec.COMPACT, manifest["steps"])
+    done = []
+    for name, array in ((rec.EPISODES, episodes), (COMPACT, compact)):
+        count = mend_records(array)
+        if wrong(array).any():
+            return []  # more than single bytes: what it was cannot be proven here
+        if count:
+            done.append(f"{count} record(s) of {name}: one changed byte each")
+        _write_changed(path / name, array.tobytes())
+    names, named = _names(path, manifest, episodes)
+    return done + named + _finish(path, manifest, episodes, names, (rec.EPISODES, COMPACT))
+
+
+# ------------------------------------------------------------------------------------------------- what is lost
+
+
+def _publish_without(shard: Shard, parts: Parts, workshop: Workshop) -> list[str]:
+    kept = np.array([row not in parts.lost for row in range(len(parts.episodes))], np.bool_)
+    if not kept.any():
+        return set_aside_whole(shard.path, workshop, next(iter(parts.lost.values())))
+    place = set_aside_episodes(shard, parts.lost, workshop)
+    try:
+        merge([shard], shard.path, keep=[kept], quality=figures)
+    except AgentpipeError as error:
+        return set_aside_whole(shard.path, workshop, f"{place} holds some; the others: {error.message}")
+    text = f"{len(parts.lost)} of {len(kept)} episodes are lost and set aside in {place}; it has another digest now"
+    return [text, *filter(None, [workshop.republished(shard.path)])]
+
+
+def figures(shard: Shard) -> Mapping[str, Any]:
+    """Quality figures of a shard for its manifest."""
+    return measure_quality(shard).to_json()
+
+
+def set_aside_episodes(shard: Shard, lost: Mapping[int, str], workshop: Workshop) -> Path:
+    """Puts lost episodes, as they lie on disk, into the quarantine."""
+    place = _free(workshop.quarantine / (shard.digest or shard.path.name))
+    episodes, width = shard.episodes, shard.records.itemsize
+    with publish_directory(place) as staging:
+        listed = []
+        with (staging / rec.RECORDS).open("wb") as file:
+            raw = (shard.path / rec.RECORDS).read_bytes() if (shard.path / rec.RECORDS).is_file() else b""
+            for row, why in sorted(lost.items()):
+                episode = episodes[row]
+                first, steps = int(episode["first"]), min(int(episode["steps"]), rec.MAX_EPISODE_STEPS)
+                data = raw[first * width : (first + steps) * width]
+                where = {"row": row, "environment": int(episode["environment"]), "episode": int(episode["episode"])}
+                listed.append({**where, "reason": why, "offset": file.tell(), "bytes": len(data)})
+                file.write(data)
+        (staging / rec.EPISODES).write_bytes(episodes[sorted(lost)].tobytes())
+        _say_why(staging, shard.path, shard.digest, listed)
+        write_json(staging / MANIFEST, dict(shard.manifest))
+    return place
+
+
+def set_aside_whole(path: Path, workshop: Workshop, why: str) -> list[str]:
+    """Moves a shard of which nothing can be used into the quarantine."""
+    place = _free(workshop.quarantine / f"{path.parent.name}-{path.name}")
+    with typed_os_errors(place):
+        place.mkdir(parents=True)
+        shutil.move(path, place / "shard")
+    _say_why(place, path, None, [{"reason": why}])
+    text = f"it cannot be repaired ({why}) and is set aside whole in {place}"
+    return [text, *filter(None, [workshop.republished(path)])]
+
+
+def _say_why(place: Path, path: Path, digest: str | None, listed: list[dict[str, Any]]) -> None:
+    content = {"shard": str(path), "digest": digest, "at": dt.datetime.now(dt.UTC).isoformat(), "episodes": listed}
+    write_json(place / "reasons.json", content)
+
+
+def _free(place: Path) -> Path:
+    number, tried = 1, place
+    while tried.exists():
+        number += 1
+        tried = place.with_name(f"{place.name}-{number}")
+    return tried
+
+
+def staging_beside(path: Path) -> Path:
+    """A new folder beside ``path`` that no reader takes for a shard."""
+    with typed_os_errors(path):
+        return Path(tempfile.mkdtemp(prefix=f".staging-{path.name}-", dir=path.parent))
