@@ -78,7 +78,9 @@ def cartpole_contestant(schedule: Schedule, cores: int) -> Contestant:
         max_gradient_norm=0.5,
     )
     network = NetworkOptions(schedule.hidden, action_embedding=1, time_frequencies=1, activation="tanh")
-    options = TrainingOptions(network, ppo, None, GateOptions(), schedule.steps, patience=None, threads=cores)
+    options = TrainingOptions(
+        network, ppo, None, GateOptions(), budget_steps=schedule.steps, patience=None, threads=cores
+    )
     notes: dict[str, Any] = {}
 
     def turn() -> float:

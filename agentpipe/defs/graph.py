@@ -73,6 +73,7 @@ SHAPES: dict[str, Shape] = {
         frozenset({"numba"}),
         {"environment_pool_health": Take.SAME, "line_profile": Take.WHOLE, "environment_catalog": Take.WHOLE},
         partitions=cells,
+        code_version="2",
         settings=_SIZES,
     ),
     "observation_statistics": Shape(
@@ -87,6 +88,7 @@ SHAPES: dict[str, Shape] = {
         frozenset({"pytorch"}),
         {"trajectories": Take.ALL, "observation_statistics": Take.WHOLE, "production_feedback": Take.DAY},
         partitions=candidates,
+        code_version="2",
         settings=("*",),
     ),
     "holdout_evaluation": Shape(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,19 +50,32 @@ def rules(profile: LineProfile) -> Player:
     return RulesPlayer(profile)
 
 
-def behaviour(workspace: Workspace) -> tuple[Player, str]:
-    """Who records trajectories, and its version: the champion sampled, before that the rules with ε = 0.2."""
+@dataclass(frozen=True)
+class Behaviour:
+    """Who records trajectories."""
+
+    player: Player
+    version: str
+    """what it is: a package digest, or name and version of a built-in player"""
+    ordinal: int
+    """how many champions there have been; samplers count freshness in these"""
+
+
+def behaviour(workspace: Workspace) -> Behaviour:
+    """Who records trajectories: the champion sampled, before that the rules with ε = 0.2."""
     from agentpipe.environments.layout import SIMULATOR_VERSION
     from agentpipe.experience.behaviour import epsilon_player
 
     seed, current = workspace.settings.seed, champion(workspace)
     if current is None:
-        return epsilon_player(rules(workspace.line_profile()), EPSILON), f"rules-{SIMULATOR_VERSION}-epsilon-{EPSILON}"
+        player = epsilon_player(rules(workspace.line_profile()), EPSILON)
+        return Behaviour(player, f"rules-{SIMULATOR_VERSION}-epsilon-{EPSILON}", 0)
     from agentpipe.learning.package import PolicyPackage
     from agentpipe.learning.player import PolicyPlayer
 
     package = PolicyPackage.load(workspace.root / current.package)
-    return PolicyPlayer(package, greedy=False, seed=seed, name="champion"), current.digest
+    sampled = PolicyPlayer(package, greedy=False, seed=seed, name="champion")
+    return Behaviour(sampled, current.digest, current.sequence)
 
 
 def expert() -> Expert:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentpipe.defs.resources import Workspace
@@ -37,6 +37,12 @@ class Scene:
             purpose=Purpose[purpose],
             threads=self.threads if threads is None else threads,
         )
+
+    def origin(self, purpose: str) -> dict[str, Any]:
+        """What a shard of such a pool says of where its episodes come from."""
+        from agentpipe.experience.origin import origin
+
+        return origin(self.seed, purpose, self.profile.digest)
 
     def spread(self, split: str, most: int) -> tuple[EnvironmentSpec, ...]:
         """At most ``most`` environments of a split, evenly spread over it."""

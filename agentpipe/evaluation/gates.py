@@ -162,7 +162,7 @@ def warmup_gate(figures: Mapping[str, Any], gates: GateSettings) -> tuple[GateRe
 
 # Gate 3 ------------------------------------------------------------------------------------------------------------
 
-_FIRST = "nothing to compare with yet: this shard is the baseline"
+_FIRST = "nothing to compare with: no baseline yet"
 
 
 def buffer_gate(
@@ -171,21 +171,23 @@ def buffer_gate(
     """Gate 3, trajectory buffer; all of it warns.
 
     Args:
-        figures: ``write_bytes_per_second``, ``coverage`` (of the ten most influential steps, ``None`` where no step has
-            influence), ``bytes_per_episode``, ``behaviour`` (version of the recording policy), ``idle_share``.
+        figures: ``write_bytes_per_second`` (``None`` where nothing was left to write), ``coverage`` (of the ten most
+            influential steps; ``None`` where no step has influence), ``bytes_per_episode``, ``behaviour`` (version of
+            the recording policy), ``idle_share``.
         previous: The same of the cell's last shard; ``None`` for the first, which is the baseline.
         gates: Thresholds.
     """
-    speed, size = _required(figures, "write_bytes_per_second"), _required(figures, "bytes_per_episode")
+    speed, size = _figure(figures, "write_bytes_per_second"), _required(figures, "bytes_per_episode")
+    before = None if previous is None else _figure(previous, "write_bytes_per_second")
     coverage = _figure(figures, "coverage")
     slower = "compact the buffer (agentpipe buffer compact, retain), or look for what else writes to this disk"
     larger = "look for longer episodes in the reward histogram and the outcomes; a changed table row explains a step"
     fewer = "sample by causal priority, or draw more steps an epoch"
     results = []
-    if previous is None:
+    if before is None or speed is None:
         results.append(GateResult(3, "write_throughput", True, "warn", None, None, slower, {"note": _FIRST}))
     else:
-        drop = 1 - speed / _required(previous, "write_bytes_per_second")
+        drop = 1 - speed / before
         results.append(_judge(3, "write_throughput", drop, gates.throughput_drop_max, slower, severity="warn"))
     if coverage is None:
         note = {"note": "no step has influence"}

@@ -87,6 +87,24 @@ def steps_per_second(by_cell: Mapping[str, float]) -> bytes:
     return png(figure)
 
 
+def reward_histogram(edges: Sequence[float], counts: Sequence[int]) -> bytes:
+    """Steps by reward, on a logarithmic axis of counts; the outermost bins hold what lies beyond.
+
+    Raises:
+        EvaluationError: the edges do not fit the counts, or no step.
+    """
+    if len(edges) != len(counts) + 1 or not sum(counts):
+        raise EvaluationError("the edges do not fit the counts, or there is no step", edges=len(edges))
+    figure, (ax,) = new_figure(7.4, 2.4)
+    left, width = np.asarray(edges[:-1], dtype=np.float64), np.diff(edges)
+    ax.bar(left + width / 2, counts, color=BLUE, width=width * 0.9)
+    ax.set_yscale("symlog", linthresh=1)
+    ax.set_xlabel("reward of a step", fontsize=8, color=MUTED)
+    ax.grid(axis="y", color=GRID)
+    title(ax, "Rewards", f"{sum(counts):,} steps")
+    return png(figure)
+
+
 def training_curve(
     steps: Sequence[float],
     series: Mapping[str, Sequence[float]],

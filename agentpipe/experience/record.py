@@ -205,9 +205,13 @@ class _Recording:
     def measurements(self, seconds: float) -> dict[str, float]:
         """How fast this process was; what an earlier one recorded does not count here."""
         steps, episodes = self.writer.steps - self.steps, self.writer.episodes - self.episodes
-        return {
+        measured = {
             "seconds": seconds,
             "steps_per_second": steps / seconds,
             "episodes_per_second": episodes / seconds,
             "steps_taken_up": float(self.steps),
+            "write_seconds": self.writer.seconds,
         }
+        if steps:
+            measured["write_bytes_per_second"] = steps * self.writer.dtype.itemsize / self.writer.seconds
+        return measured

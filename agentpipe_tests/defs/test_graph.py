@@ -49,6 +49,10 @@ CHECKS = """
     policy_checkpoint        entropy                blocks
     policy_checkpoint        gradient_norm          blocks
     policy_checkpoint        plateau                blocks
+    trajectories             buffer_size            blocks
+    trajectories             idle_steps             blocks
+    trajectories             influence_coverage     blocks
+    trajectories             write_throughput       blocks
     triton_bundle            checkpoint_size        blocks
     triton_bundle            latency                blocks
     triton_bundle            operators              blocks

@@ -72,6 +72,7 @@ def test_good_figures_pass_every_named_check_and_each_has_a_remedy(gate, results
     [
         ({"write_bytes_per_second": 47.9e6}, {"write_throughput"}),  # 40 % of 80 MB/s lost
         ({"write_bytes_per_second": 48.1e6}, set()),
+        ({"write_bytes_per_second": None}, set()),
         ({"coverage": 0.84}, {"influence_coverage"}),
         ({"coverage": 0.86}, set()),
         ({"coverage": None}, {"influence_coverage"}),

@@ -17,7 +17,7 @@ from agentpipe.errors import LearningError
 
 if TYPE_CHECKING:
     from agentpipe.learning.package import PolicyPackage
-    from agentpipe.learning.trainer import TrainingResult
+    from agentpipe.learning.result import TrainingResult
 
 
 @dg.asset(**specification("policy_checkpoint"), check_specs=training_specs())
@@ -25,10 +25,10 @@ def policy_checkpoint(context: dg.AssetExecutionContext, workspace: Workspace) -
     """One trained policy, with everything needed to go on training.
 
     `nightly` and `feedback` start from the champion, `manual` from random weights and a warm-up that clones an expert.
-    Training rolls out live in all training environments; early stopping watches the validation split and the best
-    weights are kept. The recorded trajectories of all cells are the experience that this training had before it began:
-    the success of their behaviour is the figure it must improve on. An interrupted training goes on from its last
-    checkpoint.
+    Training rolls out live in all training environments; a quarter of each batch is drawn from the recorded
+    trajectories of all cells and judged by V-trace. The live rollouts are kept as shards, so that every update names
+    the samples that it used. Early stopping watches the validation split and the best weights are kept. An interrupted
+    training goes on from its last checkpoint.
     """
     with step(context, workspace) as work:
         trained = _train(work)
@@ -46,6 +46,8 @@ def policy_checkpoint(context: dg.AssetExecutionContext, workspace: Workspace) -
                 "environment_steps": trained.environment_steps,
                 "parent": package.provenance.get("parent") or "none",
                 "behaviour_success": _behaviour_success(workspace),
+                "live_shards": len(trained.shards),
+                **_shares(trained),
                 "simulator_version": package.simulator_version,
                 "table_version": package.provenance["table_version"],
                 "checkpoint": str(trained.checkpoint.relative_to(workspace.root.resolve())),
@@ -63,16 +65,20 @@ def policy_checkpoint(context: dg.AssetExecutionContext, workspace: Workspace) -
 
 def _train(work: Step) -> "TrainingResult":
     from agentpipe.environments.layout import SIMULATOR_VERSION
+    from agentpipe.experience.origin import home_pools
+    from agentpipe.experience.shard import open_shard
     from agentpipe.learning.checkpoint import latest
     from agentpipe.learning.normalisation import ObservationStatistics
     from agentpipe.learning.options import training_options
+    from agentpipe.learning.stream import line_source
     from agentpipe.learning.trainer import train
 
     workspace = work.workspace
     setting, current = scene(workspace), champion(workspace)
-    initial = _initial(work)
+    initial, environments = _initial(work), setting.catalog.environments("train")
+    pools = home_pools(workspace.root, threads=setting.threads)
     return train(
-        setting.pool(setting.catalog.environments("train"), "TRAIN"),
+        setting.pool(environments, "TRAIN"),
         ObservationStatistics.load(workspace.references.artefact("observation_statistics")),
         training_options(workspace.settings),
         directory=work.folder.resolve(),
@@ -80,6 +86,8 @@ def _train(work: Step) -> "TrainingResult":
         validate=validator(setting),
         initial=initial,
         resume=latest(work.folder.resolve() / "checkpoints"),
+        recorded=[open_shard(workspace.references.artefact("trajectories", cell)) for cell in CELLS],
+        source=line_source(environments, setting.table.version, setting.origin("TRAIN"), pools),
         parent=current.digest if current else None,
         provenance={
             "partition": work.partition,
@@ -110,6 +118,16 @@ def _behaviour_success(workspace: Workspace) -> float:
     recorded = [workspace.references.load("trajectories", cell).figures for cell in CELLS]
     episodes = sum(cell["episodes"] for cell in recorded)
     return float(sum(cell["success_share"] * cell["episodes"] for cell in recorded) / episodes)
+
+
+def _shares(trained: "TrainingResult") -> dict[str, float]:
+    """Mean shares of live and replayed samples over all updates."""
+    names = sorted({name for update in trained.update_log for name in update if name.startswith("share/")})
+    updates = max(1, len(trained.update_log))
+    return {
+        name.replace("/", "_"): round(sum(update.get(name, 0.0) for update in trained.update_log) / updates, 4)
+        for name in names
+    }
 
 
 def _curve(trained: "TrainingResult", workspace: Workspace) -> bytes:

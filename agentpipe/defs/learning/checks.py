@@ -11,7 +11,7 @@ from agentpipe.defs.gates import specs
 
 if TYPE_CHECKING:
     from agentpipe.evaluation.gates import GateResult
-    from agentpipe.learning.trainer import TrainingResult
+    from agentpipe.learning.result import TrainingResult
     from agentpipe.settings import GateSettings
 
 WARM_UP = ("actor_loss", "critic_error", "gradient_norm")
