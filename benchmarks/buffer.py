@@ -1,9 +1,9 @@
-"""The trajectory buffer beside others: ``python -m benchmarks.buffer [--home HOME]``.
+"""The trajectory buffer beside others: ``python -m benchmarks.buffer [--home HOME] [--alone]``.
 
 On one core, a million transitions of 60 numbers (stored with action, mask, reward and what else a record holds):
 writing, and sampling batches of 2,048 uniformly, by priority, and causally; torchrl's memory-mapped replay buffer and
 cpprb's do the same in turns with ours. Then the production line's own episodes, what a kill -9 costs, and what causal
-sampling draws: of the recordings in HOME, or of a few shards that are played by rule.
+sampling draws: of the recordings in HOME, or of a few shards that are played for the purpose.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from benchmarks.worker import main as worker_main
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-HOME = "AGENTPIPE_BENCHMARK_HOME"
-"""hands the home to the pinned process"""
+HOME, ALONE = "AGENTPIPE_BENCHMARK_HOME", "AGENTPIPE_BENCHMARK_ALONE"
+"""hand the options to the pinned process"""
 
 
 def body(cores: int, smoke: bool) -> Found:  # noqa: FBT001 - called by the worker
@@ -38,7 +38,7 @@ def body(cores: int, smoke: bool) -> Found:  # noqa: FBT001 - called by the work
         crashes = [kill_often(folder / "killed", sizes.kills), *reopen(folder, sizes.transitions, sizes.reopenings)]
         home = os.environ.get(HOME)
         recorded = home_shards(Path(home)) if home else played_shards(folder, 4, sizes.line_episodes // 4)
-        drawn = shares(recorded, "a home after a run" if home else "played by rule")
+        drawn = shares(recorded, "a home after a run" if home else "rules, one step in five at random")
         contestants = gather_contestants(folder, sizes, found)
         for group in dict.fromkeys(contestant.name.partition(":")[0] for contestant in contestants):
             turns = [contestant for contestant in contestants if contestant.name.partition(":")[0] == group]
@@ -53,6 +53,9 @@ def gather_contestants(folder: Path, sizes: buffer_own.Sizes, found: Found) -> l
     with buffer_own.write_all(folder / "written", sizes.transitions) as writer:
         shard = buffer_own.seal(writer, folder / "sealed")
     contestants = [*buffer_own.writers(folder, sizes), *buffer_own.sampling(shard, sizes)]
+    if os.environ.get(ALONE):
+        found.skipped["torchrl and cpprb"] = "not asked for"
+        return contestants
     for name, version, (others, why_not) in (
         ("torchrl", buffer_others.TORCHRL, buffer_others.torchrl_contestants(folder, sizes)),
         ("cpprb", buffer_others.CPPRB, buffer_others.cpprb_contestants(sizes)),
@@ -66,12 +69,15 @@ def gather_contestants(folder: Path, sizes: buffer_own.Sizes, found: Found) -> l
 
 
 def main(arguments: Sequence[str] | None = None) -> Path | None:
-    """The command line: as of every benchmark, on one core whatever ``--cores`` says, and ``--home``."""
+    """The command line: as of every benchmark, on one core whatever ``--cores`` says, and two of its own."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.buffer", add_help=False)
     parser.add_argument("--home", type=Path, help="of a finished run: shares are those of its recordings")
+    parser.add_argument("--alone", action="store_true", help="without the buffers of others, which have to be fetched")
     given, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else list(arguments))
     if given.home:
         os.environ[HOME] = str(given.home.resolve())
+    if given.alone:
+        os.environ[ALONE] = "1"
     pinned = "--pinned" in rest
     path = worker_main("buffer", body, rest if pinned else [*rest, "--cores", "1"])
     if path is not None:

@@ -135,6 +135,7 @@ def torchrl_contestants(place: Path, sizes: Sizes) -> tuple[list[Contestant], st
     """Its memory-mapped storage; and why not, where it cannot be had."""
     import torch
 
+    os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # else it tells of every storage on the standard output
     packages = (f"torchrl=={TORCHRL}", *TORCHRL_NEEDS)
     why_not = fetch(folder(f"torchrl-{TORCHRL}-torch-{torch.__version__}"), packages, compile_torchrl)
     if why_not:

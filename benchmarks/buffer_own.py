@@ -47,7 +47,7 @@ class Sizes:
     reopenings: int = 5
 
 
-SMOKE: Final = Sizes(20_000, 256, 4, 1, 200, 5, 1)
+SMOKE: Final = Sizes(20_000, 256, 4, 1, 200, 20, 1)
 
 
 def header(features: int = FEATURES, actions: int = ACTIONS) -> dict[str, Any]:
@@ -183,14 +183,18 @@ def sampling(shard: Shard, sizes: Sizes) -> list[Contestant]:
 
 
 def line_pieces(episodes: int, environments: int = 1_024) -> list[Recorded]:
-    """So many episodes of the production line or a few more, played by rule: what ended at each step together."""
+    """So many episodes of the production line or a few more: what ended at each step together.
+
+    They are played as trajectories are recorded before there is a champion: by rule, one time in five at random.
+    """
     from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
     from agentpipe.environments.rules import RulesPlayer
+    from agentpipe.experience.behaviour import epsilon_player
     from agentpipe.experience.recorder import Recorder
     from benchmarks.line import frozen_line
 
     line = frozen_line(min(environments, episodes), 1)
-    pool, player = line.pool, RulesPlayer(line.profile)
+    pool, player = line.pool, epsilon_player(RulesPlayer(line.profile))
     index = np.arange(pool.size, dtype=np.uint32)
     recorder = Recorder(pool, rec.step_dtype(OBSERVATION_SIZE, ACTION_COUNT), index)
     pieces: list[Recorded] = []

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from agentpipe.errors import CorruptError
 from agentpipe.experience import graph
 from agentpipe.experience import records as rec
+from agentpipe.experience.mapped import REMEDY
 from agentpipe.experience.sampling import gather
 from agentpipe.experience.sampling.definitions import idle_steps, key_fault_episodes, strictly_idle_steps
 from agentpipe.experience.sampling.draw import MAX_SIZE, SamplingError
@@ -40,7 +42,7 @@ class SampleSet:
     Raises:
         SamplingError: shards of different shapes, too many shards or steps, or ``fresh`` below one. A set without
             steps is allowed; a sampler over it is not.
-        CorruptError: a file was cut short.
+        CorruptError: a file was cut short, or a record names a policy that its shard does not have.
     """
 
     def __init__(self, shards: Sequence[Shard], *, fresh: int | None = None) -> None:
@@ -232,7 +234,12 @@ def _recent(shards: Sequence[Shard], fresh: int) -> list[npt.NDArray[np.uint32]]
             chosen.append(np.arange(count, dtype=np.uint32))
         else:
             shard.still_whole()
-            chosen.append(np.flatnonzero(recent[shard.records["policy"]]).astype(np.uint32))
+            policy = np.ascontiguousarray(shard.records["policy"])
+            if len(policy) and policy.max() >= len(known):
+                record = int(policy.argmax())
+                text = f"policy {policy[record]} of {len(known)}"
+                raise CorruptError(text, file=shard.path, record=record, field="policy", remedy=REMEDY)
+            chosen.append(np.flatnonzero(recent[policy]).astype(np.uint32))
     return chosen
 
 

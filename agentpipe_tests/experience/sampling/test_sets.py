@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from agentpipe.errors import CorruptError
 from agentpipe.experience import records as rec
 from agentpipe.experience.sampling.draw import SamplingError
 from agentpipe.experience.sampling.sets import HIDDEN, SampleSet
+from agentpipe.experience.writer import ShardWriter
 
 from .fakes import ACTIONS, make_shard
 
@@ -156,3 +159,51 @@ def test_influence_of_several_shards_stays_with_its_steps():
     alone = np.concatenate([SampleSet([shard]).influence for shard in shards])
     assert steps.influence.tolist() == alone.tolist()
     assert sum(steps.influence > 0) == 3
+
+
+def test_a_record_of_an_unknown_policy_is_an_error_and_not_left_out():
+    shard = make_shard([3], ordinals=(0, 1), policy=np.array([1, 2, 0]))
+    with pytest.raises(CorruptError, match="policy 2 of 2") as caught:
+        SampleSet([shard], fresh=1)
+    assert caught.value.where["record"] == 1
+
+
+@pytest.fixture
+def sealed(tmp_path):
+    """A shard on disk, of more than one page."""
+    source = make_shard([5] * 40, features=60)
+    header = {"cell": "c", "observation_size": 60, "action_count": ACTIONS}
+    with ShardWriter.open(tmp_path / "open", {**header, "policies": source.policies}) as writer:
+        steps, episodes = source.records, source.episodes
+        for name in ("time", "log_probability", "value"):
+            steps[name] = 0.0
+        steps["environment"], steps["episode"] = 0, np.repeat(np.arange(40), 5)
+        steps["step"], steps["action"] = np.tile(np.arange(5), 40), 1
+        steps["last_action"], steps["segment"] = ACTIONS, 0
+        steps["terminated"], steps["truncated"] = steps["step"] == 4, 0
+        episodes["episode"], episodes["final"] = np.arange(40), rec.NO_FINAL
+        writer.append(steps, episodes)
+        return writer.seal(tmp_path / "sealed", names={0: "e"}, reasons=())
+
+
+def test_a_sealed_shard_is_gathered_from(sealed):
+    steps = SampleSet([sealed])
+    ids = np.array([0, 199, 7])
+    assert steps.gather(ids)["observation"].tolist() == sealed.records["observation"][ids].tolist()
+    assert steps.dependents.tolist() == [4, 3, 2, 1, 0] * 40
+
+
+def test_a_reader_of_a_file_cut_short_gets_an_error_and_not_a_signal(sealed):
+    steps = SampleSet([sealed])
+    with (sealed.path / rec.RECORDS).open("r+b") as file:
+        file.truncate(8_192)
+    with pytest.raises(CorruptError, match=r"records\.bin"):
+        steps.gather(np.array([199]))
+    with pytest.raises(CorruptError, match=r"records\.bin"):
+        steps.rewards  # noqa: B018 - computed when it is asked for
+
+
+def test_a_reader_outlives_the_removal_of_its_shard(sealed):
+    steps, expected = SampleSet([sealed]), sealed.records["reward"][150]
+    shutil.rmtree(sealed.path)
+    assert steps.gather(np.array([150]), ["reward"])["reward"].tolist() == [expected]

@@ -55,3 +55,15 @@ def test_sums_do_not_drift():
     fresh = SumTree(1_000)
     fresh.fill(tree.stored)
     assert tree.sums.tolist() == fresh.sums.tolist()
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300).filter(any), st.lists(st.floats(0, 1), min_size=1))
+def test_no_rounding_leads_to_a_step_of_priority_zero_or_far_from_its_point(priorities, shares):
+    tree = SumTree(len(priorities))
+    tree.fill(priorities)
+    points = np.array(shares) * tree.total
+    cumulated = np.concatenate([[0.0], np.cumsum(priorities)])
+    for step, point in zip(tree.find(points), points, strict=True):
+        assert priorities[step] > 0
+        assert cumulated[step] - 1e-9 * tree.total <= point <= cumulated[step + 1] + 1e-9 * tree.total
