@@ -164,21 +164,21 @@ class _Playback:
             current[rest] = -1
 
     def _place(self, rows: Integers, recorded: Recorded) -> None:
-        """Puts episodes where they belong and holds them against what is known of them."""
-        sizes = words_of(recorded.episodes["steps"])
-        step, word = 0, 0
-        for position, number in enumerate(self.current[rows]):
-            length, size = int(self.lengths[number]), int(sizes[position])
-            episode = recorded.episodes[position]
-            for name in _CONTENT:
-                if episode[name] != self.episodes[name][number]:
-                    self._refuse(number, f"{name} is {episode[name]}, not {self.episodes[name][number]}", field=name)
-            self.steps[self.starts[number] :][:length] = recorded.steps[step : step + length]
-            self.parents[self.words[number] :][:size] = recorded.parents[word : word + size]
-            if episode["final"] != rec.NO_FINAL:
+        """Holds episodes against what is known of them, and puts them where they belong."""
+        numbers, episodes = self.current[rows], recorded.episodes
+        for name in _CONTENT:
+            known = self.episodes[name][numbers]
+            differs = episodes[name] != known
+            if differs.any():
+                at = int(differs.argmax())
+                self._refuse(numbers[at], f"{name} is {episodes[name][at]}, not {known[at]}", field=name)
+        self.steps[_ranges(self.starts[numbers], self.lengths[numbers])] = recorded.steps
+        sizes = words_of(self.lengths[numbers])
+        self.parents[_ranges(self.words[numbers], sizes)] = recorded.parents
+        for number, final in zip(numbers.tolist(), episodes["final"].tolist(), strict=True):
+            if final != rec.NO_FINAL:
                 assert recorded.finals is not None
-                self.finals[int(number)] = recorded.finals[episode["final"]]
-            step, word = step + length, word + size
+                self.finals[number] = recorded.finals[final]
 
     def finish(self) -> Recorded:
         """Everything with its checksums."""
@@ -198,3 +198,10 @@ class _Playback:
         row = self.episodes[number]
         place = {"environment": int(row["environment"]), "episode": int(row["episode"])}
         raise CorruptError(f"an episode plays otherwise than it was recorded: {text}", **place, **where, remedy=_REMEDY)
+
+
+def _ranges(first: Integers, count: Integers) -> Integers:
+    """The numbers first[i], first[i] + 1, ... of every range, one after another."""
+    ends = np.cumsum(count)
+    numbers: Integers = np.arange(int(count.sum())) + np.repeat(first - (ends - count), count)
+    return numbers

@@ -10,7 +10,7 @@ import pytest
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_NAMES, Purpose
 from agentpipe.environments.players import RandomPlayer
 from agentpipe.errors import ActionError, NonFiniteError, SimulationError
-from agentpipe_tests.environments.line import assert_same_bytes, catalog, make_pool, record
+from agentpipe_tests.environments.line import assert_same_bytes, catalog, make_pool, record, table
 
 STEPS = 90
 
@@ -169,3 +169,11 @@ def test_a_pool_without_environments_or_threads_is_refused():
         make_pool([])
     with pytest.raises(SimulationError, match="at least one thread"):
         make_pool(threads=0)
+
+
+def test_a_pool_names_the_disturbance_of_each_environment_as_its_table_does():
+    specifications = catalog().environments("train")[::500]
+    pool = make_pool(specifications)
+    expected = [int(table().fingerprint(one.environment_id).crc32, 16) for one in specifications]
+    assert pool.fingerprints.tolist() == expected
+    assert len(set(expected)) > 5
