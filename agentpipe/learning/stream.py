@@ -9,6 +9,9 @@ The shards of a resumed run equal those of an uninterrupted one. A checkpoint th
 forced by an interruption leaves it open and says how much of it counted, and resuming goes on with that much. Whatever
 the checkpoint does not name is of updates that will be made again, and is removed.
 
+Writing goes on beside the training, in one thread of its own and in order: :meth:`Stream.end` waits for what it is given
+during an update, and whatever went wrong is raised there.
+
 Not recorded: the warm-up, and the rest of the episodes that run when recording begins. That is also so after resuming
 in a pool whose episodes do not follow from number and actions (any but the built-in line): what ran then is left out.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -34,7 +38,8 @@ from agentpipe.experience.writer import ShardWriter
 from agentpipe.storage import typed_os_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
     from agentpipe.environments.catalog import EnvironmentSpec
@@ -134,7 +139,10 @@ class Stream:
         """why older shards could not be shrunk"""
         self._versions: dict[int, str] = {}
         self._update = 0
-        self._writer: ShardWriter | None = None
+        self._writer: ShardWriter | None = None  # as all that follows: of the writing thread, once it runs
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="stream")
+        self._tasks: list[Future[Any]] = []
+        self._shard = ""
         self._began = time.monotonic()
         self._full: dict[str, int] = {}  # bytes of the shards that are not shrunk, in order
         self._verified = False
@@ -144,7 +152,17 @@ class Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
         self._close()
+
+    def _wait(self) -> None:
+        """Until everything handed over is done; raises what went wrong with the first that failed."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.result()
+
+    def _hand_over(self, function: Callable[..., object], *arguments: object) -> None:
+        self._tasks.append(self._executor.submit(function, *arguments))
 
     def _close(self) -> None:
         if self._writer is not None:
@@ -161,24 +179,22 @@ class Stream:
     def _skip_running(self) -> None:
         self.recorder.recording[:] = self.pool.last_action == self.action_count
 
-    def begin(self, update: int, version: str) -> str:
-        """Begins an update; returns the name of the shard that takes the episodes which end in it.
+    def begin(self, update: int, version: str) -> None:
+        """Begins an update.
 
         Args:
             update: its number.
             version: digest of the weights that play.
         """
         self._update, self._versions[update] = update, version
-        writer = self._open(update)
-        writer.policy(PLAYER, version, update)
-        return writer.directory.name
+        self._hand_over(self._enter, update, version)
 
-    def _open(self, update: int) -> ShardWriter:
+    def _enter(self, update: int, version: str) -> None:
         if self._writer is None:
-            path = self.folder / f"updates-{update:06d}"
-            self._writer = self._open_writer(path)
+            self._writer = self._open_writer(self.folder / f"updates-{update:06d}")
             self._began = time.monotonic()
-        return self._writer
+        self._writer.policy(PLAYER, version, update)
+        self._shard = self._writer.directory.name
 
     def _open_writer(self, path: Path) -> ShardWriter:
         capacity = self.options.shard_steps + self.pool.size * 8
@@ -200,21 +216,17 @@ class Stream:
         log_probabilities: npt.NDArray[np.float32],
         values: npt.NDArray[np.float32],
     ) -> None:
-        """Adds what was done and what came of it; episodes that ended count when this returns.
+        """Adds what was done and what came of it; episodes that ended count when :meth:`end` returns.
 
         Args:
             actions: i64[N].
             log_probabilities: f32[N], of the actions.
             values: f32[N], of the observations acted on, in scaled returns.
-
-        Raises:
-            NonFiniteError: an observation, a probability or a reward; names environment, episode, step and field.
-            DiskFullError, HomeError: it cannot be written.
         """
         recorder, pool = self.recorder, self.pool
         rows = recorder.after(actions, log_probabilities, values, self._update, time.time_ns())
         if len(rows):
-            self._append(recorder.take(rows))
+            self._hand_over(self._append, recorder.take(rows))
         if not recorder.recording.all():
             recorder.recording |= pool.terminated | pool.truncated
 
@@ -226,8 +238,21 @@ class Stream:
         recorded.steps["policy"] = np.array(indices, np.uint32)[inverse]
         self._writer.append(recorded.steps, recorded.episodes, recorded.finals, recorded.parents)
 
-    def end(self) -> None:
-        """Ends an update: a full shard is sealed, and older ones shrink where there are too many."""
+    def end(self) -> str:
+        """Ends an update: a full shard is sealed, and older ones shrink where there are too many.
+
+        Returns:
+            The name of the shard that took the episodes which ended in this update.
+
+        Raises:
+            NonFiniteError: an observation, a probability or a reward; names environment, episode, step and field.
+            DiskFullError, HomeError: it cannot be written.
+        """
+        self._wait()
+        self._hand_over(self._seal_full)
+        return self._shard
+
+    def _seal_full(self) -> None:
         if self._writer is not None and self._writer.steps >= self.options.shard_steps:
             self._seal()
 
@@ -269,6 +294,7 @@ class Stream:
             ended: the run is over: running episodes are cut, and become a last shard of their own. Else they wait in
                 the checkpoint, and the open shard stays open.
         """
+        self._wait()
         if ended:
             self._seal()
             cut = self.recorder.cut()
@@ -288,6 +314,7 @@ class Stream:
         Args:
             due: the checkpoint falls where an uninterrupted run makes one too; the open shard is sealed then.
         """
+        self._wait()
         if due:
             self._seal()
         index = [dict(entry) for entry in self.sealed]

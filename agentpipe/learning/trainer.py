@@ -281,8 +281,7 @@ class _Run:
             "share/live": 1.0,
         }
         if self.stream is not None:
-            samples["samples/live_shard"] = self.stream.begin(number, state.version())
-            samples["samples/live_policy"] = number
+            self.stream.begin(number, state.version())
         step = counters.update * ppo.rollout_steps
         episodes = collect(
             self.pool, state.network, rollout, state.uniforms, self.workers, step=step, stream=self.stream
@@ -306,7 +305,7 @@ class _Run:
         )
         counters.update, counters.environment_steps = number, first + rollout.live
         if self.stream is not None:
-            self.stream.end()
+            samples |= {"samples/live_shard": self.stream.end(), "samples/live_policy": number}
         figures = {**prepared.figures, **result.losses}
         losses = {**figures, "charts/learning_rate": rate, "charts/entropy_weight": entropy_weight}
         complaint = self.breaker.observe(losses)
