@@ -8,7 +8,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from agentpipe.cli import bundle, champion, table
+from agentpipe.cli import buffer, bundle, champion, table
 from agentpipe.cli.evaluate import evaluate
 from agentpipe.cli.output import print_json, say
 from agentpipe.cli.run import run
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(evaluate)
 app.command()(ui)
+app.add_typer(buffer.app)
 app.add_typer(bundle.app)
 app.add_typer(champion.app)
 app.add_typer(table.app)

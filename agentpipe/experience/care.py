@@ -160,6 +160,7 @@ def candidate(holding: Holding, claims: Claims) -> Candidate:
         claims=claims.on(holding),
         current=claims.is_current(holding),
         holder=holder_of(holding.path) if holding.state == "open" else None,
+        readable=holding.state in ("open", "damaged") or said.get("format") == rec.FORMAT,
     )
 
 

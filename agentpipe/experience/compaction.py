@@ -153,13 +153,6 @@ def _append(
     writer.append(np.concatenate(steps), np.concatenate(episodes), cut, np.concatenate(parents))
 
 
-def append_rows(writer: ShardWriter, shard: Shard, rows: npt.NDArray[np.int64]) -> None:
-    """Appends some episodes of a shard whose policies the writer lists in the same order."""
-    same = [np.arange(len(shard.policies), dtype=np.uint32)]
-    for block in _blocks(shard.episodes["steps"][rows].astype(np.int64)):
-        _append(writer, [shard], same, np.zeros(len(rows[block]), np.int64), rows[block])
-
-
 def _refuse_strangers(shards: Sequence[Shard]) -> None:
     first = header_of([shards[0].manifest])
     for shard in shards[1:]:

@@ -47,6 +47,15 @@ class Parts:
     lost: dict[int, str] = field(default_factory=dict)
     """episode rows that cannot be brought back → why"""
 
+    def files(self) -> dict[str, Array]:
+        """The arrays by the names of their files."""
+        return {
+            rec.RECORDS: self.records,
+            rec.EPISODES: self.episodes,
+            rec.FINALS: self.finals,
+            rec.GRAPH: self.words,
+        }
+
     def lose(self, row: int, why: str) -> None:
         """Gives an episode up; the first reason stands."""
         self.lost.setdefault(row, why)

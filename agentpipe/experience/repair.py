@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import shutil
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,16 +23,24 @@ from agentpipe.experience.compaction import merge
 from agentpipe.experience.cross_checks import COMPACT, cross_check
 from agentpipe.experience.index import SEALED_INDEX, sealed_rows
 from agentpipe.experience.inventory import iso
-from agentpipe.experience.manifest import MANIFEST, MEASUREMENTS, NAMES, file_facts, manifest_digest, read_manifest
+from agentpipe.experience.manifest import (
+    MANIFEST,
+    MEASUREMENTS,
+    NAMES,
+    complete,
+    file_facts,
+    manifest_digest,
+    read_manifest,
+)
 from agentpipe.experience.mending import Parts, mend, mend_file, mend_manifest, mend_records, read_array, read_parts
 from agentpipe.experience.origin import is_built_in
 from agentpipe.experience.quality import measure_quality
-from agentpipe.experience.resealing import complete_at
 from agentpipe.experience.shard import Shard, read_names
 from agentpipe.storage import publish_directory, read_json, typed_os_errors, write_bytes, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from agentpipe.experience.audit import Damage
     from agentpipe.experience.holdings import Holding
@@ -105,7 +111,7 @@ def _manifest(path: Path) -> tuple[dict[str, Any], list[str]]:
         newest = iso(int(episodes["time_ns"].max(initial=0)))
         shrunk = not (path / rec.RECORDS).exists()
         names = [name for name in (*_SMALL, *((rec.EPISODES, COMPACT) if shrunk else ())) if (path / name).is_file()]
-        whole = complete_at(content, file_facts(path, names), shrunk=shrunk, made_at=newest)
+        whole = complete(content, file_facts(path, names), shrunk=shrunk, made_at=newest)
         write_json(path / MANIFEST, whole)
         return whole, ["the manifest's part on files and time, the latter as of the newest episode"]
 
@@ -156,7 +162,8 @@ def _finish(
         write_json(path / NAMES, {str(index): name for index, name in sorted(names.items())})
         done.append("the names of the environments, from the catalogue")
     done += _measurements(path, manifest)
-    whole = complete_at(manifest, file_facts(path, (*_SMALL, *further)), shrunk=bool(manifest.get("shrunk")))
+    facts, made_at = file_facts(path, (*_SMALL, *further)), manifest["sealed"]["made_at"]
+    whole = complete(manifest, facts, shrunk=bool(manifest.get("shrunk")), made_at=made_at)
     if whole != manifest:
         write_json(path / MANIFEST, whole)
     return done
@@ -272,7 +279,7 @@ def set_aside_episodes(shard: Shard, lost: Mapping[int, str], workshop: Workshop
                 listed.append({**where, "reason": why, "offset": file.tell(), "bytes": len(data)})
                 file.write(data)
         (staging / rec.EPISODES).write_bytes(episodes[sorted(lost)].tobytes())
-        _say_why(staging, shard.path, shard.digest, listed)
+        say_why(staging, shard.path, shard.digest, listed)
         write_json(staging / MANIFEST, dict(shard.manifest))
     return place
 
@@ -283,12 +290,13 @@ def set_aside_whole(path: Path, workshop: Workshop, why: str) -> list[str]:
     with typed_os_errors(place):
         place.mkdir(parents=True)
         shutil.move(path, place / "shard")
-    _say_why(place, path, None, [{"reason": why}])
+    say_why(place, path, None, [{"reason": why}])
     text = f"it cannot be repaired ({why}) and is set aside whole in {place}"
     return [text, *filter(None, [workshop.republished(path)])]
 
 
-def _say_why(place: Path, path: Path, digest: str | None, listed: list[dict[str, Any]]) -> None:
+def say_why(place: Path, path: Path, digest: str | None, listed: list[dict[str, Any]]) -> None:
+    """Leaves ``reasons.json`` beside what was set aside."""
     content = {"shard": str(path), "digest": digest, "at": dt.datetime.now(dt.UTC).isoformat(), "episodes": listed}
     write_json(place / "reasons.json", content)
 
@@ -299,9 +307,3 @@ def _free(place: Path) -> Path:
         number += 1
         tried = place.with_name(f"{place.name}-{number}")
     return tried
-
-
-def staging_beside(path: Path) -> Path:
-    """A new folder beside ``path`` that no reader takes for a shard."""
-    with typed_os_errors(path):
-        return Path(tempfile.mkdtemp(prefix=f".staging-{path.name}-", dir=path.parent))

@@ -36,7 +36,7 @@ class Rules:
     budget: int | None = None
     """bytes of all shards together"""
     leftovers: bool = False
-    """also delete open shards that nobody writes to any more and nobody refers to"""
+    """also delete what nobody refers to and nobody can use: open shards without a writer, shards of another format"""
 
     def __post_init__(self) -> None:
         for name, least in (("max_age_days", 0), ("keep_policies", 1), ("max_bytes", 0), ("budget", 0)):
@@ -69,6 +69,8 @@ class Candidate:
     """the current materialisation of a cell"""
     holder: str | None = None
     """who writes to it now"""
+    readable: bool = True
+    """of the format that this program reads"""
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,8 @@ def _due(found: Candidate, rules: Rules, oldest: int | None, now_ns: int) -> Act
         return _open(found, rules)
     if found.state == "damaged":
         return Action(found, "keep", "damaged: see agentpipe buffer check")
+    if not found.readable and not found.claims and not found.current:
+        return _leftover(found, rules, "of another format; nobody refers to it")
     reason = _too_old(found, rules, oldest, now_ns)
     if not reason:
         return Action(found, "keep", "within the limits")
@@ -177,9 +181,13 @@ def _open(found: Candidate, rules: Rules) -> Action:
         return Action(found, "keep", f"held by {found.holder}")
     if found.claims or found.current:
         return Action(found, "keep", f"open, {found.claims[0] if found.claims else 'its partition'} refers to it")
+    return _leftover(found, rules, "left over: nobody writes to it or refers to it")
+
+
+def _leftover(found: Candidate, rules: Rules, why: str) -> Action:
     if rules.leftovers:
-        return Action(found, "delete", "left over: nobody writes to it or refers to it")
-    return Action(found, "keep", "left over: --leftovers deletes it")
+        return Action(found, "delete", why)
+    return Action(found, "keep", f"{why}; --leftovers deletes it")
 
 
 def _too_old(found: Candidate, rules: Rules, oldest: int | None, now_ns: int) -> str:
@@ -222,4 +230,4 @@ def _shrink(action: Action) -> Action | None:
     found = action.candidate
     if found.current or found.shrunk_bytes is None or found.shrunk_bytes >= found.bytes or not _closed(action):
         return None
-    return replace(action, verb="shrink", reason=f"{_MAKES_ROOM}; {found.claims[0] if found.claims else 'kept'}")
+    return replace(action, verb="shrink", reason=f"{_MAKES_ROOM}; {', '.join(found.claims[:1])} refers to it")

@@ -18,11 +18,10 @@ from agentpipe.experience import records as rec
 from agentpipe.experience.checksum import wrong
 from agentpipe.experience.cross_checks import COMPACT
 from agentpipe.experience.index import SEALED, SEALED_INDEX
-from agentpipe.experience.manifest import MANIFEST, MEASUREMENTS, NAMES, file_facts, read_manifest
+from agentpipe.experience.manifest import MANIFEST, MEASUREMENTS, NAMES, complete, file_facts, read_manifest
 from agentpipe.experience.mapped import map_records
 from agentpipe.experience.origin import require_built_in
 from agentpipe.experience.regenerate import compact_of, regenerate
-from agentpipe.experience.resealing import complete_at
 from agentpipe.experience.shard import Shard, open_shard, read_names
 from agentpipe.storage import read_json, write_bytes, write_json
 
@@ -72,7 +71,7 @@ def shrink(path: Path, pool_for: PoolFor | None = None, *, verify: bool = True) 
     before = sum((path / name).stat().st_size for name in FULL)
     write_bytes(path / COMPACT, compact.tobytes())
     facts = file_facts(path, (*_SMALL, rec.EPISODES, COMPACT))
-    write_json(path / MANIFEST, complete_at(manifest, facts, shrunk=True))
+    write_json(path / MANIFEST, complete(manifest, facts, shrunk=True, made_at=manifest["sealed"]["made_at"]))
     remove_files(path, FULL)
     return before - compact.nbytes
 
@@ -116,7 +115,8 @@ def restore(path: Path, pool_for: PoolFor) -> Shard:
     shard = regenerate_shard(path, pool_for)
     for name, array in zip(FULL, (shard.records, shard.finals, shard.graph), strict=True):
         write_bytes(path / name, array.tobytes())
-    write_json(path / MANIFEST, complete_at(manifest, file_facts(path, _SMALL)))
+    made_at = manifest["sealed"]["made_at"]
+    write_json(path / MANIFEST, complete(manifest, file_facts(path, _SMALL), made_at=made_at))
     remove_files(path, (COMPACT,))
     return open_shard(path)
 

@@ -297,7 +297,8 @@ def test_a_lost_episode_of_an_open_shard_is_set_aside(home):
     (folder / rec.RECORDS).write_bytes(data)
     assert check(home, fix=True).ok
     assert len(open_live(folder).episodes) == episodes - 1
-    assert (home / "quarantine/experience/0123456789abcdef.open/reasons.json").exists()
+    reasons = json.loads((home / "quarantine/experience/0123456789abcdef.open-1/reasons.json").read_text())
+    assert [entry["row"] for entry in reasons["episodes"]] == [0]
 
 
 # ------------------------------------------------------------------------------- shrunk, foreign, referred to

@@ -99,7 +99,14 @@ def test_an_open_shard_goes_only_when_asked_for_and_nobody_writes_or_refers_to_i
     assert verbs(candidates, max_age_days=0, budget=0) == dict.fromkeys(("held", "claimed", "left"), "keep")
     assert verbs(candidates, leftovers=True) == {"held": "keep", "claimed": "keep", "left": "delete"}
     reasons = [action.reason for action in plan(candidates, Rules(), now_ns=NOW).actions]
-    assert reasons == ["open, update-000045 refers to it", "held by run 7", "left over: --leftovers deletes it"]
+    left = "left over: nobody writes to it or refers to it; --leftovers deletes it"
+    assert reasons == ["open, update-000045 refers to it", "held by run 7", left]
+
+
+def test_shards_of_another_format_are_left_over_too():
+    candidates = [shard("old", readable=False, sealed_ns=None), shard("claimed", readable=False, claims=["x"])]
+    assert verbs(candidates) == {"old": "keep", "claimed": "keep"}
+    assert verbs(candidates, leftovers=True) == {"old": "delete", "claimed": "keep"}
 
 
 def test_damaged_shards_are_for_the_check():
