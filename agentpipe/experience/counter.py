@@ -6,8 +6,9 @@ and the other one still says what was true before.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -108,11 +109,18 @@ class Counter:
 
     def move(self, counts: Counts, *, sync: bool) -> None:
         """Makes ``counts`` the truth (its sequence is set here); on disk when this returns, if ``sync``."""
-        following = Counts(self.counts.sequence + 1, *astuple(counts)[1:])
-        with typed_os_errors(self.path):
-            self._write(following)
-            if sync:
-                os.fdatasync(self._descriptor)
+        following = replace(counts, sequence=self.counts.sequence + 1)
+        try:
+            with typed_os_errors(self.path):
+                self._write(following)
+                if sync:
+                    os.fdatasync(self._descriptor)
+        except BaseException:
+            # Readers may have seen it: the old counts become the newest ones again.
+            self.counts = replace(self.counts, sequence=following.sequence + 1)
+            with contextlib.suppress(OSError):
+                self._write(self.counts)
+            raise
         self.counts = following
 
     def close(self) -> None:
