@@ -106,6 +106,7 @@ def merge(
         with ShardWriter.open(
             staging, header_of([shard.manifest for shard in shards]), holder="agentpipe buffer"
         ) as writer:
+            _list_policies(writer, shards)
             policies = [
                 np.array([writer.policy(**_policy(policy)) for policy in shard.policies], np.uint32) for shard in shards
             ]
@@ -118,6 +119,13 @@ def merge(
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
+
+
+def _list_policies(writer: ShardWriter, shards: Sequence[Shard]) -> None:
+    """In the order of time, whatever the order of the shards."""
+    found = {canonical_json(policy): _policy(policy) for shard in shards for policy in shard.policies}
+    for policy in sorted(found.values(), key=lambda one: (one["ordinal"], one["player"], one["version"])):
+        writer.policy(**policy)
 
 
 def _policy(policy: Mapping[str, Any]) -> dict[str, Any]:
