@@ -7,6 +7,8 @@ All kernels that hash stand in this module, and the offsets that they know are i
 by the file of a kernel, not by what it calls.
 """
 
+# What numba compiles returns what the caller's types say; the annotations are for readers.
+# mypy: warn_return_any=False
 from __future__ import annotations
 
 from typing import Any, Final
@@ -143,7 +145,7 @@ def _ranges(
 
 
 @entry
-def _flip(words: npt.NDArray[np.uint64], start: int) -> int:
+def _flip(words: npt.NDArray[np.uint64], start: int) -> np.int64 | int:
     """256 × offset + what to XOR there, for the one byte whose change makes the checksum fit; -1 = no single one."""
     width = np.uint64(words.size)
     difference = words[0] ^ _hash(words, np.uint64(start), width - np.uint64(start))

@@ -102,5 +102,5 @@ def content_digest(
         _gather(
             rows, table, widths[0], row_start, places, step_words, widths[1], final_words, widths[2], graph, prefix, out
         )
-        digest.update(out)
+        digest.update(out.data)
     return digest.hexdigest()

@@ -4,6 +4,8 @@ Open addressing with linear probing. It lives in memory only and is built again 
 of entries a second; LevelDB answers the same question a hundred times slower, too slow to ask of each new episode.
 """
 
+# What numba compiles returns what the caller's types say; the annotations are for readers.
+# mypy: warn_return_any=False
 from __future__ import annotations
 
 from typing import Any, Final
@@ -20,7 +22,7 @@ _SMALLEST: Final = 1024
 
 
 @inlined
-def _slot(keys: npt.NDArray[np.uint64], rows: npt.NDArray[np.int64], key: np.uint64) -> int:
+def _slot(keys: npt.NDArray[np.uint64], rows: npt.NDArray[np.int64], key: np.uint64) -> np.int64:
     """Where ``key`` stands, or the empty slot where it would."""
     mask = keys.size - 1
     at = np.int64((key * _GOLDEN) >> _32) & mask

@@ -1,4 +1,4 @@
-"""The index: keys sort as their numbers, LevelDB agrees with the episode table, the sealed table finds every episode."""
+"""The index: keys sort as their numbers do, LevelDB agrees with the episode table, the sealed one finds everything."""
 
 from __future__ import annotations
 

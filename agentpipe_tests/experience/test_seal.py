@@ -49,11 +49,10 @@ def test_figures_and_measurements_are_kept(tmp_path):
 
 def test_what_lies_at_the_final_place_is_replaced_only_at_the_end(tmp_path, monkeypatch):
     old = write_shard(tmp_path / "shard")
-    with filled(tmp_path / "open", seed=9) as writer:
-        with monkeypatch.context() as patch:
-            patch.setattr(seal, "move", lambda *_: (_ for _ in ()).throw(HomeError("no")))
-            with pytest.raises(HomeError):
-                writer.seal(tmp_path / "shard", names=names(), reasons=[])
+    with filled(tmp_path / "open", seed=9) as writer, monkeypatch.context() as patch:
+        patch.setattr(seal, "move", lambda *_: (_ for _ in ()).throw(HomeError("no")))
+        with pytest.raises(HomeError):
+            writer.seal(tmp_path / "shard", names=names(), reasons=[])
     assert open_shard(tmp_path / "shard").digest == old.digest
     with ShardWriter.open(tmp_path / "open", header()) as writer:
         new = writer.seal(tmp_path / "shard", names=names(), reasons=[])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -349,7 +350,7 @@ def test_under_power_data_is_on_disk_before_the_counter_says_so(tmp_path, monkey
     real = os.fdatasync
 
     def note(descriptor):
-        order.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        order.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
         real(descriptor)
 
     with ShardWriter.open(tmp_path / "open", header(), durability="power", group=1) as writer:
