@@ -216,7 +216,7 @@ def export(
             digests = [one.digest for one in chosen]
             print_json({"ok": True, "file": str(out), "steps": steps, "bytes": out.stat().st_size, "shards": digests})
             return
-        typer.echo(f"{out}: {steps:,} steps of {len(chosen)} shards, {size_text(out.stat().st_size)}")
+        typer.echo(f"{out}: {steps:,} steps of {_shards(len(chosen))}, {size_text(out.stat().st_size)}")
 
 
 # --------------------------------------------------------------------------------------------------- inside
@@ -281,9 +281,11 @@ def _print_report(report: Report) -> None:
         typer.echo(str(problem))
     for repair in report.repairs:
         typer.echo(f"repaired {repair}")
+    for shard, holder in report.held.items():
+        typer.echo(f"{shard}: held by {holder}; its LevelDB was not looked at")
     typer.echo(
-        f"{report.shards:,} shards, {report.episodes:,} episodes, {report.steps:,} steps, {size_text(report.bytes)}: "
-        + ("whole and consistent" if report.ok else f"{len(report.problems):,} problems")
+        f"{_shards(report.shards)}, {report.episodes:,} episodes, {report.steps:,} steps, {size_text(report.bytes)}: "
+        + ("whole and consistent" if report.ok else f"{len(report.problems):,} problem(s)")
     )
 
 
@@ -324,7 +326,7 @@ def _print_totals(total: dict[str, Any], budget: int | None) -> None:
     used = "" if not budget else f", {percent(total['bytes'] / budget)} of the budget of {size_text(budget)}"
     states = ", ".join(f"{total[state]} {state}" for state in ("sealed", "shrunk", "open", "damaged") if total[state])
     counts = f"{total['episodes']:,} episodes, {total['steps']:,} steps"
-    typer.echo(f"{total['shards']:,} shards ({states or 'none yet'}), {counts}, {size_text(total['bytes'])}{used}")
+    typer.echo(f"{_shards(total['shards'])} ({states or 'none yet'}), {counts}, {size_text(total['bytes'])}{used}")
 
 
 def _print_plan(plan: Plan, dry_run: bool) -> None:
@@ -345,6 +347,10 @@ def _print_plan(plan: Plan, dry_run: bool) -> None:
     typer.echo(f"{size_text(plan.bytes_before)} → {size_text(plan.bytes_after)}: {freed} {verb}")
     if plan.over:
         say(f"{size_text(plan.over)} too much: the rest is in use. Raise the limit, or remove checkpoints.")
+
+
+def _shards(count: int) -> str:
+    return f"{count:,} shard" if count == 1 else f"{count:,} shards"
 
 
 def _number(value: int | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from agentpipe.errors import AgentpipeError, CorruptError, StoreError
+from agentpipe.errors import AgentpipeError, CorruptError, StoreError, VersionError
 from agentpipe.experience import records as rec
 from agentpipe.experience.audit import Damage, audit
 from agentpipe.experience.cross_checks import COMPACT, check_compact, cross_check
@@ -103,7 +103,7 @@ def _check_each(shards: Iterable[Holding], report: Report, root: Path, progress:
         report.episodes += checked.episodes
         report.steps += checked.steps
         report.bytes += holding.bytes
-        report.problems += [_problem(name, damage) for damage in checked.damages]
+        report.problems += [_problem(name, damage, checked.remedy) for damage in checked.damages]
         if checked.held is not None:
             report.held[name] = checked.held
     progress("check", len(shards), len(shards))
@@ -115,8 +115,9 @@ def shard_name(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix() if path != root and path.is_relative_to(root) else str(path)
 
 
-def _problem(shard: str, damage: Damage) -> Problem:
-    return Problem(shard, damage.file, damage.record, damage.field, damage.text, _REMEDIES.get(damage.file, FIX))
+def _problem(shard: str, damage: Damage, remedy: str | None) -> Problem:
+    told = remedy or _REMEDIES.get(damage.file, FIX)
+    return Problem(shard, damage.file, damage.record, damage.field, damage.text, told)
 
 
 def _claim_problems(home: Path, shards: list[Holding], claims: Claims) -> Iterator[Problem]:
@@ -150,6 +151,8 @@ class Checked:
     damages: list[Damage] = field(default_factory=list)
     episodes: int = 0
     steps: int = 0
+    remedy: str | None = None
+    """where a repair is not the remedy"""
     held: str | None = None
     """who writes to it now, so that LevelDB was left alone"""
 
@@ -162,6 +165,9 @@ def check_shard(holding: Holding) -> Checked:
             _check_open(holding.path, checked)
         else:
             _check_closed(holding.path, checked)
+    except VersionError as error:
+        checked.damages.append(damage_of(error))
+        checked.remedy = f"{error.remedy}; agentpipe buffer retain --leftovers removes it where nobody refers to it"
     except StoreError as error:
         checked.damages.append(damage_of(error))
     return checked
