@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CONTENT: Final = "content"
 _BLOCK: Final = 65_536
 _SEARCHED_BYTES: Final = 4_096
-_SEARCHES: Final = 16
+_SEARCHES: Final = 8
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def audit(shard: Shard, start: int = 0) -> Iterator[Damage]:
     first = _first_record(shard, start)
     for part in (
         _checksums(shard, rec.RECORDS, shard.records, first, searches),
-        _checksums(shard, rec.FINALS, shard.finals, 0 if not start else len(shard.finals), searches),
+        _checksums(shard, rec.FINALS, shard.finals, _first_final(shard, start), searches),
         () if bad else _graphs(shard, start),
         () if start else _sealed_files(shard),
     ):
@@ -120,6 +120,13 @@ def _first_record(shard: Shard, start: int) -> int:
     if start >= len(shard.episodes):
         return len(shard.records) if start else 0
     return min(int(shard.episodes["first"][start]), len(shard.records)) if start else 0
+
+
+def _first_final(shard: Shard, start: int) -> int:
+    numbers = shard.episodes["final"][start:]
+    numbers = numbers[numbers != rec.NO_FINAL]
+    first = int(numbers[0]) if len(numbers) else len(shard.finals)
+    return min(max(first, 0), len(shard.finals)) if start else 0
 
 
 # ------------------------------------------------------------------------------------------------- checksums

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import astuple, dataclass, replace
+import struct
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
-
-import numpy as np
 
 from agentpipe.errors import CorruptError
 from agentpipe.experience.checksum import xxh64
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 COUNTER: Final = "counter.bin"
 SLOT_BYTES: Final = 64
 _BODY: Final = SLOT_BYTES - 8
+_SLOT: Final = struct.Struct("<5Q16x")
 _ATTEMPTS: Final = 100
 _REMEDY: Final = "run agentpipe buffer check --fix"
 
@@ -48,7 +48,7 @@ class Counts:
 
 def encode(counts: Counts) -> bytes:
     """One slot: five little-endian words, two of zeros, the XXH64 of those 56 bytes."""
-    body = np.array([*astuple(counts), 0, 0], "<u8").tobytes()
+    body = _SLOT.pack(counts.sequence, counts.steps, counts.episodes, counts.finals, counts.words)
     return body + xxh64(body).to_bytes(8, "little")
 
 
@@ -56,7 +56,7 @@ def decode(slot: bytes) -> Counts | None:
     """The counts in a slot, or None where its checksum does not fit."""
     if len(slot) != SLOT_BYTES or xxh64(slot[:_BODY]) != int.from_bytes(slot[_BODY:], "little"):
         return None
-    return Counts(*np.frombuffer(slot, "<u8", 5).tolist())
+    return Counts(*_SLOT.unpack(slot[:_BODY]))
 
 
 def newest(data: bytes) -> Counts | None:

@@ -111,7 +111,7 @@ def prepare(
         if not np.isfinite(rows[name]).all():
             row = rows[~np.isfinite(rows[name])][0]
             raise _error(NonFiniteError, f"{row[name]} in the row of an episode", row, field=name, remedy=_REMEDY)
-    final_rows = _match(steps, rows, cut)
+    final_rows = _match(steps, rows, cut, np.cumsum(lengths) - 1)
     return Batch(np.ascontiguousarray(steps), rows, np.ascontiguousarray(cut), final_rows, parents, lengths, words)
 
 
@@ -121,22 +121,27 @@ def _fits(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
         raise RecordError(text if len(text) < 300 else f"{name} of another dtype", field=name, remedy=_REMEDY)
 
 
-def _match(steps: npt.NDArray[Any], rows: npt.NDArray[Any], finals: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """The row that each final record belongs to."""
-    keys, wanted = episode_keys(rows), episode_keys(finals)
-    order = np.argsort(keys) if len(finals) else np.zeros(0, np.int64)
-    found = order[np.searchsorted(keys[order], wanted).clip(max=len(rows) - 1)] if len(rows) else order
-    alien = keys[found] != wanted if len(rows) else np.ones(len(finals), np.bool_)
-    if alien.any() or len(np.unique(found)) < len(found):
-        wrong = finals[int(alien.argmax())]
-        text = "a final record without its episode, or a second one of it"
-        raise _error(RecordError, text, wrong, field="finals", remedy=_REMEDY)
-    last = steps[np.cumsum(rows["steps"].astype(np.int64)) - 1]
-    alone = (rows["cut"] != 0) | ((last["truncated"] != 0) & (last["terminated"] == 0))
+def _match(
+    steps: npt.NDArray[Any], rows: npt.NDArray[Any], finals: npt.NDArray[Any], last: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The row that each final record belongs to; ``last`` are the records that end the episodes."""
+    found = np.zeros(0, np.int64)
+    if len(finals):
+        keys, wanted = episode_keys(rows), episode_keys(finals)
+        order = np.argsort(keys)
+        found = order[np.searchsorted(keys[order], wanted).clip(max=len(rows) - 1)] if len(rows) else found
+        alien = keys[found] != wanted if len(rows) else np.ones(len(finals), np.bool_)
+        if alien.any() or len(np.unique(found)) < len(found):
+            wrong = finals[int(alien.argmax())]
+            text = "a final record without its episode, or a second one of it"
+            raise _error(RecordError, text, wrong, field="finals", remedy=_REMEDY)
+    alone = (rows["cut"] != 0) | ((steps["truncated"][last] != 0) & (steps["terminated"][last] == 0))
     alone[found] = False
     if alone.any():
         text = "cut or truncated, but without a final record: its last step would count as worth nothing"
         raise _error(RecordError, text, rows[alone][0], field="finals", remedy=_REMEDY)
+    if not len(finals):
+        return found
     for name in ("time", "observation"):
         bad = ~np.isfinite(finals[name]).all(axis=tuple(range(1, finals[name].ndim)))
         if bad.any():

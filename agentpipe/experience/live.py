@@ -41,8 +41,8 @@ def open_live(path: Path) -> Shard:
     try:
         if (path / MANIFEST).is_file():
             return open_shard(path, check=False)
-        header = read_header(path)
         counts = _counts(path, folder)
+        header = read_header(path)  # afterwards, so that it lists every policy of what counts
         files = _map(path, folder, header, counts)
     finally:
         os.close(folder)

@@ -104,9 +104,18 @@ class ShardWriter:
             raise
 
     @classmethod
-    def open(cls, directory: Path, header: Mapping[str, Any], **options: Any) -> Self:  # noqa: ANN401 - see the class
+    def open(
+        cls,
+        directory: Path,
+        header: Mapping[str, Any],
+        *,
+        durability: Durability = "process",
+        holder: str = "",
+        capacity: int = CAPACITY,
+        group: int = GROUP,
+    ) -> Self:
         """Makes an open shard or takes one up again; arguments and errors as of the class."""
-        return cls(directory, header, **options)
+        return cls(directory, header, durability=durability, holder=holder, capacity=capacity, group=group)
 
     def _open_files(self, capacity: int) -> None:
         self._counter = Counter(self.directory / COUNTER)
@@ -146,6 +155,7 @@ class ShardWriter:
     @property
     def recorded(self) -> npt.NDArray[Any]:
         """The rows (``records.EPISODE``) of all episodes that count, read-only."""
+        self._require_open()
         return _read_only(self._files[3].records[: self.episodes])
 
     @property
@@ -155,6 +165,7 @@ class ShardWriter:
 
     def view(self) -> Shard:
         """Everything that counts now, read-only, without an index of its own: ask the writer's :meth:`find`."""
+        self._require_open()
         counts = self._counts
         lengths = counts.steps, counts.finals, counts.words, counts.episodes
         arrays = [_read_only(file.records[:length]) for file, length in zip(self._files, lengths, strict=True)]
@@ -291,14 +302,17 @@ class ShardWriter:
         finally:
             self._counts = self._counter.counts
 
+    def _require_open(self) -> None:
+        if not self._files:
+            raise StoreError("this writer is closed", file=self.directory, remedy="open the shard again")
+
     def _usable(self) -> OpenIndex:
         """The index, opened again after a failure.
 
         Raises:
             StoreError: the writer is closed, or belongs to another process.
         """
-        if not self._files:
-            raise StoreError("this writer is closed", file=self.directory, remedy="open the shard again")
+        self._require_open()
         if self._lock.process != os.getpid():
             remedy = "open one shard in each process"
             raise StoreError(f"this writer belongs to process {self._lock.process}", file=self.directory, remedy=remedy)

@@ -260,8 +260,9 @@ def test_a_fork_of_the_writer_cannot_write(writer):
 def test_a_closed_writer_says_so(writer):
     writer.close()
     writer.close()
-    with pytest.raises(StoreError, match="closed"):
-        writer.append(*episodes())
+    for use in (lambda: writer.append(*episodes()), writer.flush, writer.view, lambda: writer.recorded):
+        with pytest.raises(StoreError, match="closed"):
+            use()
 
 
 def test_another_recording_in_the_same_place_is_refused(tmp_path):
@@ -301,17 +302,42 @@ def test_a_header_that_went_missing_is_noticed(writer):
     assert caught.value.where["file"] == writer.directory / "header.json"
 
 
-def test_damage_in_the_latest_group_is_noticed_on_reopening(writer):
-    writer.append(*episodes())
-    writer.close()
-    file = writer.directory / "records.bin"
+@pytest.mark.parametrize(
+    ("name", "record", "dtype", "field"),
+    [
+        ("records.bin", 3, rec.step_dtype(4, 6), "reward"),
+        ("finals.bin", 2, rec.final_dtype(4, 6), "observation"),
+        ("episodes.bin", 4, rec.EPISODE, "machine"),
+        ("graph.bin", 0, np.dtype([("parents of step 0", "<u8")]), "parents of step 0"),
+    ],
+)
+def test_damage_in_the_latest_group_is_noticed_on_reopening(tmp_path, name, record, dtype, field):
+    with ShardWriter.open(tmp_path / "open", header()) as writer:
+        writer.append(*episodes(cut_share=1))
+    file = tmp_path / "open" / name
     data = bytearray(file.read_bytes())
-    place = 3 * writer.dtype.itemsize + writer.dtype.fields["reward"][1]
-    data[place] ^= 16
+    data[record * dtype.itemsize + dtype.fields[field][1]] ^= 16
     file.write_bytes(data)
     with pytest.raises(CorruptError) as caught:
-        ShardWriter.open(writer.directory, header())
-    assert caught.value.where == {"file": file, "record": 3, "field": "reward"}
+        ShardWriter.open(tmp_path / "open", header())
+    assert caught.value.where == {"file": file, "record": record, "field": field}
+
+
+def test_an_open_shard_with_many_groups_looks_at_the_latest_only(tmp_path):
+    with ShardWriter.open(tmp_path / "open", header()) as writer:
+        for number in range(3):
+            writer.append(*episodes(count=200, first_episode=100 * number, cut_share=0.3))
+    with ShardWriter.open(tmp_path / "open", header()) as writer:
+        assert writer.episodes == 600
+        writer.view().check()
+    file = tmp_path / "open" / "finals.bin"
+    data = bytearray(file.read_bytes())
+    last = len(open_live(tmp_path / "open").finals) - 1
+    data[last * writer.final_dtype.itemsize + 20] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorruptError) as caught:
+        ShardWriter.open(tmp_path / "open", header())
+    assert caught.value.where == {"file": file, "record": last, "field": "episode"}
 
 
 def test_older_damage_is_noticed_on_reopening_after_the_machine_was_started_anew(tmp_path, monkeypatch):
