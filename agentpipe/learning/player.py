@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -12,9 +12,14 @@ if TYPE_CHECKING:
     from agentpipe.environments.pool import LinePool
     from agentpipe.learning.package import PolicyPackage
 
+_DRAW: Final = 29  # channel of the pool's random numbers for players, apart from those of a player that explores
+
 
 class PolicyPlayer:
     """Plays the actions of a policy.
+
+    Draws are keyed by environment, episode and step, so any episode can be played again alone; another ``seed`` draws
+    otherwise in the same episodes (it rotates the draws, which leaves them uniform).
 
     Args:
         package: the policy.
@@ -27,18 +32,13 @@ class PolicyPlayer:
         self.name = name
         self.package = package
         self._greedy = greedy
-        self._seed = seed
-        self.reset()
-
-    def reset(self) -> None:
-        """Starts the stream of draws anew."""
-        self._generator = np.random.default_rng(self._seed)
+        self._rotation = np.random.default_rng(seed).random()
 
     def act(self, pool: LinePool) -> Decision:
-        """Actions i64[N] and the probability f32[N] with which the policy chooses each."""
-        uniforms = None if self._greedy else self._generator.random(pool.size)
+        """Actions i64[N], the probability f32[N] with which the policy chooses each, and the critic's values f32[N]."""
+        uniforms = None if self._greedy else (pool.uniforms(_DRAW) + self._rotation) % 1.0
         output = self.package.act(
             pool.observation, pool.last_action, pool.time, pool.mask, greedy=self._greedy, uniforms=uniforms
         )
         probabilities = np.take_along_axis(output.probabilities, output.action[:, None], axis=1)[:, 0]
-        return Decision(output.action, probabilities)
+        return Decision(output.action, probabilities, output.value)

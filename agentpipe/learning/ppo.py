@@ -92,6 +92,8 @@ def update(
 ) -> UpdateFigures:
     """One update: several epochs over the samples in random order, minibatches of nearly equal size.
 
+    Losses and figures are over all samples, replayed ones included.
+
     Args:
         network: is changed.
         optimiser: over the network's parameters; its learning rate is set by the caller.

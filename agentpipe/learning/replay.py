@@ -137,8 +137,10 @@ class Replay:
         Raises:
             CorruptError: a shard was cut short while it was used.
         """
-        self.samples.still_whole()
         room = len(prepared.batch.weight) - live
+        if room == 0:
+            return prepared.batch, {}
+        self.samples.still_whole()
         draw = self.sampler.draw(room)
         chosen = _Chosen.of(
             self.samples, draw.ids, draw.weights, limit=int(self.options.evaluate * room), number=number

@@ -50,3 +50,5 @@ class TrainingResult:
     """folder of the event files"""
     shards: tuple[Path, ...] = ()
     """sealed shards of the live rollouts, in order; where the run was interrupted one more is open"""
+    unshrunk: str = ""
+    """why older shards keep their full records although there are too many; empty where nothing went wrong"""

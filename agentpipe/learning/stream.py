@@ -9,8 +9,8 @@ The shards of a resumed run equal those of an uninterrupted one. A checkpoint th
 forced by an interruption leaves it open and says how much of it counted, and resuming goes on with that much. Whatever
 the checkpoint does not name is of updates that will be made again, and is removed.
 
-Writing goes on beside the training, in one thread of its own and in order: :meth:`Stream.end` waits for what it is given
-during an update, and whatever went wrong is raised there.
+Writing goes on beside the training, in one thread of its own and in order, once a rollout is collected: while the
+policy learns from it. :meth:`Stream.end` waits for that, and whatever went wrong is raised there.
 
 Not recorded: the warm-up, and the rest of the episodes that run when recording begins. That is also so after resuming
 in a pool whose episodes do not follow from number and actions (any but the built-in line): what ran then is left out.
@@ -143,6 +143,7 @@ class Stream:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="stream")
         self._tasks: list[Future[Any]] = []
         self._shard = ""
+        self._taken: list[Recorded] = []
         self._began = time.monotonic()
         self._full: dict[str, int] = {}  # bytes of the shards that are not shrunk, in order
         self._verified = False
@@ -226,9 +227,15 @@ class Stream:
         recorder, pool = self.recorder, self.pool
         rows = recorder.after(actions, log_probabilities, values, self._update, time.time_ns())
         if len(rows):
-            self._hand_over(self._append, recorder.take(rows))
+            self._taken.append(recorder.take(rows))
         if not recorder.recording.all():
             recorder.recording |= pool.terminated | pool.truncated
+
+    def collected(self) -> None:
+        """Ends the rollout of an update: its episodes are written from now on."""
+        taken, self._taken = self._taken, []
+        for recorded in taken:
+            self._hand_over(self._append, recorded)
 
     def _append(self, recorded: Recorded) -> None:
         assert self._writer is not None
@@ -297,12 +304,19 @@ class Stream:
         self._wait()
         if ended:
             self._seal()
-            cut = self.recorder.cut()
-            if len(cut.episodes):
+            if self._writer is not None:  # nothing ended since the last one was sealed
+                empty = self._writer.directory
                 self._close()
-                self._writer = self._open_writer(self.folder / f"running-{self._update:06d}")
+                shutil.rmtree(empty, ignore_errors=True)
+            cut = self.recorder.cut()
+            path = self._cut_path()
+            if len(cut.episodes):
+                self._writer = self._open_writer(path)
                 self._append(cut)
                 self._seal()
+            elif path.exists():  # of an earlier finish of the same run
+                manifest = read_manifest(path / MANIFEST)
+                self.sealed.append({"name": path.name, "digest": manifest["digest"], "steps": manifest["steps"]})
         self._close()
         return tuple(self.folder / entry["name"] for entry in self.sealed)
 
@@ -345,10 +359,15 @@ class Stream:
         for unsealed in index:
             if unsealed["digest"] is None:
                 self._take_up(self.folder / unsealed["name"], int(unsealed["episodes"]))
-        self._remove_all_but({str(entry["name"]) for entry in index})
         self._whole = "origin" in self.source.header and bool(running)
+        # What was cut at the end of a finished run can be made again only where the running episodes can.
+        cut = set() if self._whole else {self._cut_path().name}
+        self._remove_all_but({*(str(entry["name"]) for entry in index), *cut})
         if self._whole:
             self.recorder.restore(running)
+
+    def _cut_path(self) -> Path:
+        return self.folder / f"running-{self._update:06d}"
 
     def go_on(self) -> None:
         """Once the pool is as it was: leaves out what is running, where that could not be restored."""

@@ -286,6 +286,8 @@ class _Run:
         episodes = collect(
             self.pool, state.network, rollout, state.uniforms, self.workers, step=step, stream=self.stream
         )
+        if self.stream is not None:
+            self.stream.collected()
         collected = time.monotonic()
         prepared = prepare(rollout, state.scaler, ppo)
         batch = prepared.batch
@@ -418,4 +420,5 @@ class _Run:
             update_log=tuple(state.updates),
             tensorboard=self.directory / "tensorboard",
             shards=shards,
+            unshrunk="" if self.stream is None else self.stream.complaint,
         )

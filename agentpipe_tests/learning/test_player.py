@@ -28,16 +28,21 @@ def test_plays_legally_and_tells_the_probability_of_what_it_chose(package, greed
         assert pool.mask[rows, decision.actions].all()
         assert decision.probabilities.tolist() == output.probabilities[rows, decision.actions].tolist()
         assert decision.probabilities.dtype == np.float32
+        assert decision.values.tolist() == output.value.tolist()
         if greedy:
             assert decision.actions.tolist() == output.action.tolist()
         pool.step(decision.actions)
 
 
-def test_draws_repeat_after_reset_and_differ_by_seed(package):
-    pool = TinyPool(200)
-    player = PolicyPlayer(package, greedy=False, seed=1)
-    first, second = player.act(pool).actions, player.act(pool).actions
-    player.reset()
-    assert player.act(pool).actions.tolist() == first.tolist()
-    assert second.tolist() != first.tolist()
+def test_draws_are_those_of_environment_episode_and_step_and_differ_by_seed(package):
+    """Asked again, or beside other environments, a player decides the same; at the next step it draws anew."""
+    pool, player = TinyPool(200), PolicyPlayer(package, greedy=False, seed=1)
+    first = player.act(pool).actions
+    assert PolicyPlayer(package, greedy=False, seed=1).act(pool).actions.tolist() == first.tolist()
+    alone = TinyPool(50)
+    for name in ("observation", "mask", "last_action", "time"):
+        getattr(alone, name)[:] = getattr(pool, name)[:50]
+    assert player.act(alone).actions.tolist() == first[:50].tolist()
     assert PolicyPlayer(package, greedy=False, seed=2).act(pool).actions.tolist() != first.tolist()
+    pool.time += 0.1
+    assert player.act(pool).actions.tolist() != first.tolist()

@@ -133,6 +133,22 @@ def test_rows_hold_what_v_trace_says_of_the_drawn_steps(threads):
     assert figures["replay/episodes"] == 4
 
 
+def test_batch_does_not_depend_on_the_number_of_threads():
+    samples, net = MemorySet([spread(tiny_shard(rounds=3, size=400, seed=seed)) for seed in (0, 1)]), network()
+    batches = [
+        fill(samples, UniformSampler(samples.size, seed=1), net, 4_000, threads=threads)[0] for threads in (1, 2, 3)
+    ]
+    for name in Batch.__dataclass_fields__:
+        first, *others = (getattr(batch, name) for batch in batches)
+        assert all(torch.equal(first, other) for other in others)
+
+
+def test_no_room_no_replay():
+    batch, figures = fill(MemorySet([tiny_shard(size=2)]), Fixed([0]), network(), 0, live=5)
+    assert len(batch.action) == 5
+    assert figures == {}
+
+
 def test_ratio_starts_at_one_and_the_gradient_is_rho_times_advantage():
     """The clipped surrogate's loss at the start is -rho A, whatever the clip range: nothing is clipped."""
     samples, net = MemorySet([spread(tiny_shard(size=8))]), network()

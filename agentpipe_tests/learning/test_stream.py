@@ -212,6 +212,19 @@ def test_resuming_a_finished_run_leaves_the_same_shards(tmp_path, statistics):
     assert digests(again) == expected
 
 
+def test_no_shard_is_left_open_where_no_episode_ended(tmp_path):
+    """Rollouts of two steps, episodes of four: the last update ends none, and its shard would be empty."""
+    chosen = tiny_options(budget_steps=64 * 2 * 3, checkpoint_every=2)
+    chosen = dataclasses.replace(chosen, stream=StreamOptions(), ppo=dataclasses.replace(chosen.ppo, rollout_steps=2))
+    first = tiny_run(tmp_path, chosen)
+    again = tiny_run(tmp_path, chosen, resume=first.checkpoint)
+    for result in (first, again):
+        assert [path.name for path in result.shards] == ["updates-000001", "running-000003"]
+        assert sorted(path.name for path in (tmp_path / "experience").iterdir()) == sorted(
+            p.name for p in result.shards
+        )
+
+
 def test_a_new_run_in_the_same_folder_replaces_the_shards(tmp_path, statistics):
     run(tmp_path, statistics, options(6, StreamOptions(shard_steps=AN_UPDATE)))
     result = run(tmp_path, statistics, options(1))
@@ -252,6 +265,7 @@ def test_shrinking_that_fails_keeps_the_full_records_and_the_training(tmp_path, 
     result = run(tmp_path, statistics, options(6, stream), source=source(wrong_pool))
     assert result.reason == "budget"
     assert all(not read_manifest(path / MANIFEST).get("shrunk") for path in result.shards)
+    assert "does not come back" in result.unshrunk or "environment" in result.unshrunk
 
 
 def test_warm_up_is_not_recorded(tmp_path, statistics):

@@ -67,6 +67,11 @@ class TinyPool:
         self.observation[rows, CHOICES + self.segment] += 1.0
         self.mask[:] = (np.arange(ACTIONS) // CHOICES)[None, :] == self.segment[:, None]
 
+    def uniforms(self, channel=0):
+        """Numbers in [0, 1) that depend on environment, episode, step and channel alone."""
+        place = np.arange(self.size) + 1e3 * self.episode + 1e6 * np.rint(10 * self.time) + 1e8 * channel
+        return (np.sin(place) * 43_758.5453) % 1.0
+
     def step(self, actions):
         assert self.mask[np.arange(self.size), actions].all(), "illegal action"
         right = actions % CHOICES == self.target
