@@ -299,7 +299,7 @@ def _print_shards(shards: list[ShardFigures]) -> None:
             _number(shard.steps),
             size_text(shard.bytes),
             "–" if shard.bytes_per_step is None else f"{shard.bytes_per_step:.0f}",
-            "–" if not shard.ordinals else ",".join(str(ordinal) for ordinal in shard.ordinals[-3:]),
+            _range(shard.ordinals),
             percent(shard.idle_share),
             percent(shard.coverage),
             str(len(shard.claims)),
@@ -351,6 +351,13 @@ def _print_plan(plan: Plan, dry_run: bool) -> None:
 
 def _shards(count: int) -> str:
     return f"{count:,} shard" if count == 1 else f"{count:,} shards"
+
+
+def _range(ordinals: Sequence[int]) -> str:
+    """The behaviour policies of a shard, by ordinal."""
+    if not ordinals:
+        return "–"
+    return str(ordinals[0]) if len(ordinals) == 1 else f"{ordinals[0]} to {ordinals[-1]}"
 
 
 def _number(value: int | None) -> str:

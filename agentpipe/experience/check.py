@@ -137,8 +137,8 @@ def _claim_problems(home: Path, shards: list[Holding], claims: Claims) -> Iterat
     for entry in claims.named:
         places = (entry.folder, entry.folder.with_name(f"{OPEN}{entry.folder.name}"))
         if not any(place in found for place in places) and entry.digest not in digests:
-            file, text = f"{entry.by}/manifest.json", f"{entry.by} names it, and it is gone"
-            yield Problem(shard_name(entry.folder, home), file, None, "trajectory_index", text, "restore it")
+            text = f"{entry.by} names it, and it is gone"
+            yield Problem(shard_name(entry.folder, home), entry.file, None, "trajectory_index", text, "restore it")
 
 
 # --------------------------------------------------------------------------------------------------- one shard

@@ -65,6 +65,8 @@ class Named:
     """A shard that a checkpoint names."""
 
     by: str
+    file: str
+    """where it does, relative to the home"""
     folder: Path
     digest: str | None
 
@@ -226,7 +228,7 @@ class _Gathering:
         self.expected[folder] = digest
 
     def checkpoint(self, path: Path, content: Any) -> None:  # noqa: ANN401 - JSON
-        name = self._name(path.parent)
+        name = f"checkpoint {path.parent.name} of {path.parents[3].name}"
         own = path.parents[2] / "experience"
         for entry in content["content"].get("trajectory_index") or []:
             digest = str(entry["digest"]) if entry.get("digest") else None
@@ -236,16 +238,16 @@ class _Gathering:
             if folder.parent == own.resolve():
                 for place in (folder, folder.with_name(f"{OPEN}{folder.name}")):
                     self.paths.setdefault(place, []).append(name)
-                self.named.append(Named(name, folder, digest))
+                self.named.append(Named(name, self._relative(path), folder, digest))
 
     def package(self, path: Path, content: Any) -> None:  # noqa: ANN401 - JSON
         recorded = content["provenance"].get("trajectories") or {}
         for digest in recorded.values():
-            self.digests.setdefault(str(digest), []).append(self._name(path.parent))
+            self.digests.setdefault(str(digest), []).append(f"package of {path.parents[2].name}")
 
-    def _name(self, folder: Path) -> str:
-        folder = folder.resolve()
-        return folder.relative_to(self.home).as_posix() if folder.is_relative_to(self.home) else str(folder)
+    def _relative(self, path: Path) -> str:
+        path = path.resolve()
+        return path.relative_to(self.home).as_posix() if path.is_relative_to(self.home) else str(path)
 
     def claims(self) -> Claims:
         return Claims(

@@ -103,7 +103,7 @@ def test_stats_lists_every_shard_and_who_refers_to_it(home):
     current = listed[CURRENT]
     assert (current["state"], current["cell"], current["claims"]) == ("sealed", "sensor-1", ["trajectories[sensor-1]"])
     assert listed[f"{ROLLOUTS}/updates-000001"]["training"] == "2026-01-01_manual"
-    assert listed[f"{ROLLOUTS}/updates-000001"]["claims"][0].endswith("update-000020-abc")
+    assert listed[f"{ROLLOUTS}/updates-000001"]["claims"] == ["checkpoint update-000020-abc of 2026-01-01_manual"]
     assert listed["trajectories/sensor-1/earlier"]["claims"] == []
     assert listed[f"{ROLLOUTS}/updates-000020"]["ordinals"] == [20]
     shown = text("stats", "--home", home)[1]

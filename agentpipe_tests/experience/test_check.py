@@ -353,7 +353,11 @@ def test_references_and_checkpoints_must_find_what_they_name(home, shard):
     shutil.rmtree(rollouts.path)
     problem = check_home(home).problems[0]
     assert problem.field == "trajectory_index"
-    assert "update-000020-abc names it, and it is gone" in problem.message
+    assert problem.message == "checkpoint update-000020-abc of 2026-01-01_manual names it, and it is gone"
+    assert (
+        problem.file
+        == "policy_checkpoint/2026-01-01_manual/feedfacefeedface/checkpoints/update-000020-abc/manifest.json"
+    )
     shutil.rmtree(home / "policy_checkpoint")
     refer(home, "sensor-1", open_shard(home / "trajectories/load-2/0123456789abcdef"))
     shutil.rmtree(shard)

@@ -116,7 +116,7 @@ def test_rollouts_of_a_training_are_merged_unless_a_checkpoint_names_them(tmp_pa
     parts = [record_line(folder / f"updates-{first:06d}", purpose="TRAIN", first_episode=first) for first in (0, 60)]
     expected = contents(parts)
     checkpoint(home, parts[1])
-    with pytest.raises(InputError, match="updates-000060 cannot be merged: policy_checkpoint/2026-01-01_manual"):
+    with pytest.raises(InputError, match="updates-000060 cannot be merged: checkpoint update-000020-abc"):
         compact_shards(home, [], partition="2026-01-01|manual")
     assert len(list(folder.iterdir())) == 2
     (home / "policy_checkpoint/2026-01-01_manual/feedfacefeedface/checkpoints/update-000020-abc/manifest.json").unlink()
