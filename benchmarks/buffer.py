@@ -30,7 +30,7 @@ HOME, ALONE = "AGENTPIPE_BENCHMARK_HOME", "AGENTPIPE_BENCHMARK_ALONE"
 
 
 def body(cores: int, smoke: bool) -> Found:  # noqa: FBT001 - called by the worker
-    """Everything, in a folder that is removed afterwards. Children are forked before others' libraries are loaded."""
+    """Everything, in a folder that is removed afterwards."""
     sizes = buffer_own.SMOKE if smoke else buffer_own.Sizes()
     with tempfile.TemporaryDirectory(prefix="agentpipe-buffer-") as name:
         folder = Path(name)

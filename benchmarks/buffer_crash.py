@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import contextlib
+import multiprocessing
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,45 +17,53 @@ from benchmarks.measure import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.connection import Connection
     from pathlib import Path
 
     from agentpipe.experience.recorder import Recorded
 
-NUMBER = 8
-"""bytes of a number in the pipe"""
 LONGEST = 0.05
 """seconds that a writer lives at most after its first append"""
+PRELOADED = ["benchmarks.buffer_own", "agentpipe.experience.live", "agentpipe.experience.writer"]
 
 
-def killed(work: Callable[[Callable[[int], object]], None], live: float | None) -> int:
-    """Runs ``work`` in a child, kills it -9, and returns the last number that it told.
+def killed(work: Callable[..., None], arguments: tuple[Any, ...], live: float | None) -> int:
+    """Runs ``work`` in a process of its own, kills it -9, and returns the last number that it told.
+
+    The process is forked from a server that has imported everything and opened nothing: LevelDB's own thread would not
+    survive a fork of this process.
 
     Args:
-        work: gets a function that tells the parent a number.
-        live: seconds from its first number to the kill; None: killed when ``work`` has returned.
+        work: importable; gets ``arguments`` and then a function that tells a number.
+        arguments: for it.
+        live: seconds from its first number to the kill; None: killed when it has returned.
     """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reading)
-            work(lambda number: os.write(writing, number.to_bytes(NUMBER, "little")))
-            os.close(writing)
-            time.sleep(3_600)
-        finally:
-            os._exit(1)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        told = pipe.read(NUMBER)
-        if live is None:
-            told += pipe.read()
-        else:
-            time.sleep(live)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        told += pipe.read()
-    whole = len(told) // NUMBER * NUMBER
-    return int.from_bytes(told[whole - NUMBER : whole], "little")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    reading, writing = context.Pipe(duplex=False)
+    child = context.Process(target=perform, args=(work, arguments, writing), daemon=True)
+    child.start()
+    writing.close()
+    numbers = [reading.recv()]
+    if live is None:
+        while (number := reading.recv()) is not None:
+            numbers.append(number)
+    else:
+        time.sleep(live)
+    child.kill()
+    child.join()
+    with contextlib.suppress(EOFError, OSError):  # OSError: killed in the middle of a message
+        while True:
+            numbers.append(reading.recv())
+    reading.close()
+    return int(numbers[-1])
+
+
+def perform(work: Callable[..., None], arguments: tuple[Any, ...], told: Connection) -> None:
+    """In the child: works, says so, and waits for its end."""
+    work(*arguments, told.send)
+    told.send(None)
+    time.sleep(3_600)
 
 
 def pieces(number: int) -> Recorded:
@@ -84,7 +92,7 @@ def kill_often(folder: Path, kills: int, seed: int = 0) -> Figure:
     random = np.random.default_rng(seed)
     lost, wrong, counted, seconds = 0, 0, 0, []
     for _ in range(kills):
-        told = killed(lambda tell: append_until_killed(folder, tell), float(random.uniform(0, LONGEST)))
+        told = killed(append_until_killed, (folder,), float(random.uniform(0, LONGEST)))
         began = time.perf_counter()
         with ShardWriter.open(folder, header()) as writer:
             seconds.append(time.perf_counter() - began)
@@ -117,17 +125,22 @@ def count_wrong(records: Any, episodes: Any) -> int:  # noqa: ANN401 - structure
     return wrong + 10 * int((each[1] != 1 + each[0] % 3).sum())
 
 
+def write_and_stay(folder: Path, transitions: int, tell: Callable[[int], object]) -> None:
+    """Writes so many steps and leaves the shard open."""
+    global _KEPT  # noqa: PLW0603 - collected, it would be closed in order
+    _KEPT = write_all(folder, transitions)
+    tell(_KEPT.steps)
+
+
+_KEPT: ShardWriter | None = None
+
+
 def reopen(folder: Path, transitions: int, times: int) -> list[Figure]:
     """Kills the writer of a shard of so many steps, and takes it up again: as a writer, and as a reader."""
     writer_seconds, reader_seconds, lost = [], [], 0
     for turn in range(times):
         place = folder / f"reopened-{turn}"
-
-        def write(tell: Callable[[int], object], place: Path = place) -> None:
-            writer = write_all(place, transitions)
-            tell(writer.steps)
-
-        told = killed(write, live=None)
+        told = killed(write_and_stay, (place, transitions), live=None)
         began = time.perf_counter()
         lost += max(0, told - len(open_live(place).records))
         reader_seconds.append(time.perf_counter() - began)

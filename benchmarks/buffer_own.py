@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from agentpipe.experience.recorder import Recorded
     from agentpipe.experience.sampling.draw import Sampler
     from agentpipe.experience.shard import Shard
+    from agentpipe.experience.writer import Durability
 
 FEATURES, ACTIONS = 60, 16
 EPISODE_STEPS, CHUNK_EPISODES = 10, 200
@@ -232,7 +233,7 @@ def line_writers(folder: Path, sizes: Sizes) -> list[Contestant]:
     steps = sum(len(piece.steps) for piece in pieces)
     itemsize = pieces[0].steps.itemsize
 
-    def write(place: Path, *, sealed: bool, durability: str = "process") -> None:
+    def write(place: Path, *, sealed: bool, durability: Durability = "process") -> None:
         with ShardWriter.open(place / "open", line_header(), capacity=steps, durability=durability) as writer:
             for piece in pieces:
                 writer.append(*piece)
