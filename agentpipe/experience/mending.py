@@ -22,14 +22,15 @@ from agentpipe.experience.regenerate import compact_of
 from agentpipe.experience.shrink import play
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from agentpipe.experience.origin import PoolFor
 
 SEARCHES: Final = 64
 """records of a file in which a changed byte is looked for"""
-_SMALL_FILE: Final = 16_384
+_SMALL_FILE: Final = 4_096
+_BITS: Final = tuple(1 << bit for bit in range(8))
 _WORDS_SEARCHED: Final = 512
 Array = npt.NDArray[Any]
 
@@ -203,26 +204,33 @@ def _play_again(parts: Parts, row: int, said: Mapping[str, Any], names: Mapping[
 
 
 def mend_file(data: bytes, facts: Mapping[str, Any]) -> bytes | None:
-    """A small file with one changed byte undone, or ``None``; ``facts`` are its size and checksum."""
-    wanted = int(str(facts["xxh64"]), 16)
-    if len(data) != facts["bytes"] or len(data) > _SMALL_FILE:
+    """A small file with one changed byte undone, or with what was appended cut off, or ``None``.
+
+    Args:
+        data: The file.
+        facts: Its size and checksum as they were.
+    """
+    wanted, size = int(str(facts["xxh64"]), 16), int(facts["bytes"])
+    if xxh64(data[:size]) == wanted:
+        return data[:size]
+    if len(data) != size or size > _SMALL_FILE:
         return None
-    return next((tried for tried in _changes(data) if xxh64(tried) == wanted), None)
+    return next((tried for tried in _changes(data, range(1, 256)) if xxh64(tried) == wanted), None)
 
 
 def mend_manifest(data: bytes) -> bytes | None:
     """A manifest with one flipped bit undone, or ``None``."""
-    return next((tried for tried in _changes(data) if _is_manifest(tried)), None)
+    return next((tried for tried in _changes(data, _BITS) if _is_manifest(tried)), None)
 
 
-def _changes(data: bytes) -> Iterator[bytes]:
-    """``data`` with every single bit changed."""
+def _changes(data: bytes, changes: Sequence[int]) -> Iterator[bytes]:
+    """``data`` with every single byte changed in each of these ways (what is XORed to it)."""
     raw = bytearray(data)
     for place in range(len(raw)):
-        for bit in range(8):
-            raw[place] ^= 1 << bit
+        for change in changes:
+            raw[place] ^= change
             yield bytes(raw)
-            raw[place] ^= 1 << bit
+            raw[place] ^= change
 
 
 def _is_manifest(data: bytes) -> bool:

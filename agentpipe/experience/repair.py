@@ -21,6 +21,7 @@ from agentpipe.experience.check import check_shard
 from agentpipe.experience.checksum import wrong
 from agentpipe.experience.compaction import merge
 from agentpipe.experience.cross_checks import COMPACT, cross_check
+from agentpipe.experience.graph import words_of
 from agentpipe.experience.index import SEALED_INDEX, sealed_rows
 from agentpipe.experience.inventory import iso
 from agentpipe.experience.manifest import (
@@ -36,6 +37,7 @@ from agentpipe.experience.mending import Parts, mend, mend_file, mend_manifest, 
 from agentpipe.experience.origin import is_built_in
 from agentpipe.experience.quality import measure_quality
 from agentpipe.experience.shard import Shard, read_names
+from agentpipe.experience.shrink import play
 from agentpipe.storage import publish_directory, read_json, typed_os_errors, write_bytes, write_json
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ def fix(holding: Holding, workshop: Workshop) -> list[str]:
     except CorruptError as error:
         return [*set_aside_whole(path, workshop, error.message)]
     if manifest.get("shrunk"):
-        return done + _fix_shrunk(path, manifest)
+        return done + _fix_shrunk(path, manifest, workshop)
     return done + _fix_sealed(path, manifest, workshop)
 
 
@@ -158,12 +160,14 @@ def _finish(
     done = []
     if _write_changed(path / SEALED_INDEX, sealed_rows(episodes).tobytes()):
         done.append("the index, from the episodes")
-    if names != _read_or_none(path / NAMES):
+    named = set(episodes["environment"].tolist()) <= set(names)
+    if named and names != _read_or_none(path / NAMES):
         write_json(path / NAMES, {str(index): name for index, name in sorted(names.items())})
         done.append("the names of the environments, from the catalogue")
     done += _measurements(path, manifest)
-    facts, made_at = file_facts(path, (*_SMALL, *further)), manifest["sealed"]["made_at"]
-    whole = complete(manifest, facts, shrunk=bool(manifest.get("shrunk")), made_at=made_at)
+    old, told = manifest["sealed"], [name for name in (*_SMALL, *further) if named or name != NAMES]
+    facts = {**old["files"], **file_facts(path, told)}  # names that are lost stay a problem
+    whole = complete(manifest, facts, shrunk=bool(manifest.get("shrunk")), made_at=old["made_at"])
     if whole != manifest:
         write_json(path / MANIFEST, whole)
     return done
@@ -176,11 +180,11 @@ def _measurements(path: Path, manifest: Mapping[str, Any]) -> list[str]:
         return []
     mended = mend_file(data, facts)
     write_bytes(file, b"{}\n" if mended is None else mended)
-    return ["the measurements, one flipped bit" if mended is not None else "the measurements are gone: left empty"]
+    return ["the measurements, one changed byte" if mended is not None else "the measurements are gone: left empty"]
 
 
 def _names(path: Path, manifest: Mapping[str, Any], episodes: npt.NDArray[Any]) -> tuple[dict[int, str], list[str]]:
-    """The ids of the environments: as stored, with one flipped bit undone, or from the catalogue."""
+    """The ids of the environments: as stored, with one changed byte undone, or from the catalogue."""
     facts = manifest["sealed"]["files"].get(NAMES)
     data = (path / NAMES).read_bytes() if (path / NAMES).is_file() else b""
     if facts is not None and (not data or file_facts(path, [NAMES])[NAMES] != facts):
@@ -188,7 +192,7 @@ def _names(path: Path, manifest: Mapping[str, Any], episodes: npt.NDArray[Any]) 
         if mended is None:
             return _catalogued(manifest, episodes), []
         write_bytes(path / NAMES, mended)
-        return read_names(path / NAMES), ["the names, one flipped bit"]
+        return read_names(path / NAMES), ["the names, one changed byte"]
     return read_names(path / NAMES), []
 
 
@@ -227,19 +231,67 @@ def row_of(damage: Damage, episodes: npt.NDArray[Any]) -> int:
 # ------------------------------------------------------------------------------------------------- shrunk
 
 
-def _fix_shrunk(path: Path, manifest: dict[str, Any]) -> list[str]:
+def _fix_shrunk(path: Path, manifest: dict[str, Any], workshop: Workshop) -> list[str]:
     episodes = read_array(path / rec.EPISODES, rec.EPISODE, manifest["episodes"])
     compact = read_array(path / COMPACT, rec.COMPACT, manifest["steps"])
     done = []
     for name, array in ((rec.EPISODES, episodes), (COMPACT, compact)):
         count = mend_records(array)
-        if wrong(array).any():
-            return []  # more than single bytes: what it was cannot be proven here
         if count:
             done.append(f"{count} record(s) of {name}: one changed byte each")
-        _write_changed(path / name, array.tobytes())
     names, named = _names(path, manifest, episodes)
+    if wrong(episodes).any() or wrong(compact).any():
+        return done + named + _play_the_rest(path, manifest, episodes, compact, names, workshop)
+    for name, array in ((rec.EPISODES, episodes), (COMPACT, compact)):
+        _write_changed(path / name, array.tobytes())
     return done + named + _finish(path, manifest, episodes, names, (rec.EPISODES, COMPACT))
+
+
+def _play_the_rest(
+    path: Path,
+    manifest: Mapping[str, Any],
+    episodes: npt.NDArray[Any],
+    compact: npt.NDArray[Any],
+    names: Mapping[int, str],
+    workshop: Workshop,
+) -> list[str]:
+    """Publishes what can still be played of a shrunk shard, with full records."""
+    lost = _lost_actions(episodes, compact)
+    kept = np.array([row for row in range(len(episodes)) if row not in lost], np.int64)
+    if not len(kept):
+        return set_aside_whole(path, workshop, "none of its episodes has all of its actions")
+    if workshop.pool_for is None:
+        return []
+    rows = episodes[kept]
+    spans = [slice(int(row["first"]), int(row["first"]) + int(row["steps"])) for row in rows]
+    actions = np.concatenate([compact[span] for span in spans])
+    try:
+        records, finals, words = play(manifest, names, rows, actions, workshop.pool_for)
+    except AgentpipeError:  # not here: it stays a problem
+        return []
+    steps = rows["steps"].astype(np.int64)
+    sizes = words_of(steps)
+    rows["first"], rows["graph"] = np.cumsum(steps) - steps, np.cumsum(sizes) - sizes
+    rows["final"][rows["final"] != rec.NO_FINAL] = np.arange(len(finals))
+    shard = Shard(path, manifest, records, rows, finals, words, sealed_rows(rows), names, None, {})
+    damaged = Shard(path, manifest, compact, episodes, finals, words, sealed_rows(rows), names, None, {})
+    place = set_aside_episodes(damaged, lost, workshop, COMPACT)
+    merge([shard], path, quality=figures)
+    text = f"{len(lost)} of {len(episodes)} episodes are lost and set aside in {place}; the others were played again"
+    return [f"{text}; it has another digest now", *filter(None, [workshop.republished(path)])]
+
+
+def _lost_actions(episodes: npt.NDArray[Any], compact: npt.NDArray[Any]) -> dict[int, str]:
+    """The rows whose actions cannot be relied on → why."""
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(wrong(compact))])
+    first, steps = (episodes[name].astype(np.int64) for name in ("first", "steps"))
+    lost: dict[int, str] = {}
+    for row, bad in enumerate(wrong(episodes).tolist()):
+        if bad or not 0 <= first[row] <= first[row] + steps[row] <= len(compact):
+            lost[row] = "its row does not fit its checksum"
+        elif before[first[row] + steps[row]] > before[first[row]]:
+            lost[row] = "its actions do not fit their checksums"
+    return lost
 
 
 # ------------------------------------------------------------------------------------------------- what is lost
@@ -263,14 +315,14 @@ def figures(shard: Shard) -> Mapping[str, Any]:
     return measure_quality(shard).to_json()
 
 
-def set_aside_episodes(shard: Shard, lost: Mapping[int, str], workshop: Workshop) -> Path:
-    """Puts lost episodes, as they lie on disk, into the quarantine."""
+def set_aside_episodes(shard: Shard, lost: Mapping[int, str], workshop: Workshop, name: str = rec.RECORDS) -> Path:
+    """Puts lost episodes, as they lie on disk (in the file ``name``), into the quarantine."""
     place = _free(workshop.quarantine / (shard.digest or shard.path.name))
     episodes, width = shard.episodes, shard.records.itemsize
     with publish_directory(place) as staging:
         listed = []
-        with (staging / rec.RECORDS).open("wb") as file:
-            raw = (shard.path / rec.RECORDS).read_bytes() if (shard.path / rec.RECORDS).is_file() else b""
+        with (staging / name).open("wb") as file:
+            raw = (shard.path / name).read_bytes() if (shard.path / name).is_file() else b""
             for row, why in sorted(lost.items()):
                 episode = episodes[row]
                 first, steps = int(episode["first"]), min(int(episode["steps"]), rec.MAX_EPISODE_STEPS)

@@ -315,13 +315,43 @@ def test_a_shrunk_shard_is_checked_and_repaired_too(home, shard, file):
     assert content(shard) == before
 
 
-def test_a_shrunk_shard_that_lost_actions_stays_a_problem(home, shard):
+def test_a_shrunk_shard_that_lost_actions_is_published_with_the_episodes_that_are_left(home, shard):
+    digest, rows = open_shard(shard).digest, open_shard(shard).episodes.copy()
+    lost = int(np.searchsorted(rows["first"], 2, side="right")) - 1
+    returns = {(int(row["environment"]), int(row["episode"])): float(row["return"]) for row in rows}
     shrink(shard, verify=False)
     data = bytearray((shard / "compact.bin").read_bytes())
     data[64:96] = bytes(32)
     (shard / "compact.bin").write_bytes(data)
     report = check(home, fix=True)
+    assert report.ok, report.problems
+    left = open_shard(shard)
+    assert len(left.episodes) == len(rows) - 1
+    for row in left.episodes:
+        assert returns[int(row["environment"]), int(row["episode"])] == row["return"]
+    assert (home / "quarantine/experience" / digest / "compact.bin").stat().st_size == 32 * int(rows["steps"][lost])
+    assert not (home / "references/trajectories/sensor-1.json").exists()
+
+
+def test_a_shrunk_shard_that_cannot_be_played_here_stays_a_problem(home, shard):
+    shrink(shard, verify=False)
+    shutil.rmtree(home / "table")
+    data = bytearray((shard / "compact.bin").read_bytes())
+    data[64:96] = bytes(32)
+    (shard / "compact.bin").write_bytes(data)
+    report = check(home, fix=True)
     assert [(problem.file, problem.record) for problem in report.problems] == [("compact.bin", 2)]
+
+
+def test_names_that_nothing_brings_back_stay_a_problem_and_are_left_as_they_are(tmp_path):
+    shard = write_shard(tmp_path / "own")
+    damaged = (shard.path / "names.json").read_bytes()[:30]
+    (shard.path / "names.json").write_bytes(damaged)
+    (shard.path / "index.bin").unlink()
+    report = check(tmp_path / "nohome", folder=tmp_path, fix=True)
+    assert [problem.file for problem in report.problems] == ["names.json"]
+    assert report.repairs == [f"{tmp_path.name}/own: the index, from the episodes"]
+    assert (shard.path / "names.json").read_bytes() == damaged
 
 
 def test_episodes_of_the_users_own_environments_are_set_aside_where_they_are_lost(tmp_path):
@@ -335,6 +365,33 @@ def test_episodes_of_the_users_own_environments_are_set_aside_where_they_are_los
     assert report.ok, report.problems
     assert len(open_shard(shard.path).episodes) == 29
     assert (tmp_path / "quarantine/experience" / shard.digest / "reasons.json").exists()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_damage_is_ever_more_than_a_problem(home, seed):
+    """Anything may happen to any file: what is wrong is said, repairs end, and a second repair finds nothing to do."""
+    rng = np.random.default_rng(seed)
+    record_line(home / "trajectories/sensor-1/left.open", seal=False).close()
+    shrink(home / "trajectories/load-2/0123456789abcdef", verify=False)
+    files = sorted(
+        path for path in home.glob("trajectories/**/*") if path.is_file() and path.name not in ("lock", "LOG")
+    )
+    for file in rng.choice(np.array(files, dtype=object), 3, replace=False):
+        data = bytearray(file.read_bytes())
+        start, length = int(rng.integers(0, len(data) + 1)), int(rng.integers(1, 2_000))
+        match rng.integers(0, 4):
+            case 0:
+                data[start : start + length] = rng.bytes(len(data[start : start + length]))
+            case 1:
+                data = data[:start]
+            case 2:
+                data += rng.bytes(length)
+            case _:
+                data[start : start + length] = bytes(len(data[start : start + length]))
+        file.write_bytes(data)
+    report = check(home, fix=True)
+    assert report.ok, report.problems
+    assert check(home, fix=True).repairs == []
 
 
 def test_a_folder_without_shards_is_refused(tmp_path):
