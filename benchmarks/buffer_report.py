@@ -40,14 +40,35 @@ def section(content: dict[str, Any], human: Callable[[float], str]) -> str:
         parts.append(f"### kill -9\n\n{listed(crashes, human)}")
     drawn = [figure for figure in facts if not figure["rates"]]
     if drawn:
-        parts.append(f"### What is drawn\n\n{WORDS}\n\n{listed(drawn, human)}")
+        parts.append(f"### What is drawn\n\n{WORDS}\n\n{shares(drawn, human)}")
     return "\n\n".join(parts)
 
 
 WORDS = """Key-fault steps are those of episodes that failed or whose fault mode is among the rarest quarter; idle ones
 have no dependents and a reward that is the running cost of time alone (strictly: zero). Coverage: share of the ten most
-influential steps of each episode that one epoch draws at least once. All are exact for each shard; brackets are 95 % t
-intervals over shards."""
+influential steps of each episode that one epoch draws at least once, an epoch having as many draws as there are steps;
+stratified draws reach the most that the probabilities allow. All are exact for each shard, nothing is simulated;
+brackets are 95 % t intervals over shards."""
+
+
+def shares(figures: Sequence[dict[str, Any]], human: Callable[[float], str]) -> str:
+    """Shares of draws, and coverage."""
+    first = figures[0]
+    rows = [
+        f"{first['notes']['shards']} shards of {human(first['steps'])} steps in all: {first['notes']['source']}.",
+        "",
+    ]
+    rows += ["| share of draws | uniform | causal | causal ÷ uniform |", "|---|---:|---:|---:|"]
+    for figure in figures:
+        kind, _, name = figure["name"].partition(": ")
+        said = figure["notes"]
+        if kind == "Shares":
+            rows.append(f"| {name} | {said['uniform']} | {said['causal']} | {said['causal_over_uniform']} |")
+        else:
+            rows += ["", "| coverage in one epoch | uniform | causal |", "|---|---:|---:|"]
+            for way in ("stratified", "independent"):
+                rows.append(f"| {way} draws | {said[f'uniform_{way}']} | {said[f'causal_{way}']} |")
+    return "\n".join(rows)
 
 
 def rates(figures: Sequence[dict[str, Any]], unit: str, human: Callable[[float], str]) -> str:
@@ -61,7 +82,7 @@ def rates(figures: Sequence[dict[str, Any]], unit: str, human: Callable[[float],
 
 
 def listed(figures: Sequence[dict[str, Any]], human: Callable[[float], str]) -> str:
-    """Facts without a comparison."""
+    """Figures that stand alone."""
     rows = ["| | steps | |", "|---|---:|---|"]
     rows += [f"| {figure['name']} | {human(figure['steps'])} | {notes(figure)} |" for figure in figures]
     return "\n".join(rows)
