@@ -126,6 +126,8 @@ class ReplayOptions:
     """draw only from the newest so many behaviour policies; none = from all"""
     floor: float = 0.1
     """causal: share of draws that is spread evenly, so that no step starves"""
+    causal_alpha: float = 0.6
+    """causal: exponent of the influence"""
     causal_beta: float = 1.0
     """causal: exponent of the importance weights, 1 = full correction"""
     alpha: float = 0.6

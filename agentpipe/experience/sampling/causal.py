@@ -13,13 +13,17 @@ from agentpipe.experience.sampling.static import StaticSampler
 
 CAUSAL: Final = "causal"
 FLOOR: Final = 0.1
+ALPHA: Final = 0.6
 BETA: Final = 1.0
 LEAST_FLOOR: Final = 1e-6
 """below, a floor would be lost in the rounding of the masses"""
 
 
 class CausalSampler(StaticSampler):
-    """Draws step i with probability p_i = (1 - floor) influence_i / sum(influence) + floor / n.
+    """Draws step i with probability p_i = (1 - floor) influence_i^alpha / sum(influence^alpha) + floor / n.
+
+    The exponent is that of prioritised replay: at 1 a few steps whose dependents vary most take most draws, and an
+    epoch misses many of the ten most influential steps of calmer episodes; at 0 all influential steps are alike.
 
     The floor is the share of draws that is spread evenly, so that no step starves: each comes ``floor`` times or more
     an epoch on average. No influence anywhere: every step is equally likely.
@@ -34,6 +38,7 @@ class CausalSampler(StaticSampler):
         influence: [n], finite, not negative; of :attr:`~agentpipe.experience.sampling.sets.SampleSet.influence`.
         seed: from 0 to 2**63 - 1.
         floor: from :data:`LEAST_FLOOR` to 1.
+        alpha: from 0 to 1.
         beta: 0 = no correction, 1 = full correction.
         stratified: see :class:`~agentpipe.experience.sampling.static.StaticSampler`.
 
@@ -47,27 +52,30 @@ class CausalSampler(StaticSampler):
         *,
         seed: int,
         floor: float = FLOOR,
+        alpha: float = ALPHA,
         beta: float = BETA,
         stratified: bool = True,
     ) -> None:
         if not 0 <= beta <= 1:
             raise SamplingError(f"beta {beta}", field="beta", remedy="a value from 0 to 1")
-        masses = causal_masses(influence, floor)
+        masses = causal_masses(influence, floor, alpha)
         expected = masses.astype(np.float64) / UNIT
         weights = expected**-beta
         weights /= np.mean(expected * weights)
         super().__init__(CAUSAL, len(masses), masses, weights.astype(np.float32), seed=seed, stratified=stratified)
-        self.floor, self.beta = floor, beta
+        self.floor, self.alpha, self.beta = floor, alpha, beta
 
 
-def causal_masses(influence: npt.ArrayLike, floor: float = FLOOR) -> Masses:
+def causal_masses(influence: npt.ArrayLike, floor: float = FLOOR, alpha: float = ALPHA) -> Masses:
     """Masses of causal sampling, u64[n] (:mod:`~agentpipe.experience.sampling.masses`)."""
     if not LEAST_FLOOR <= floor <= 1:
         raise SamplingError(f"floor {floor}", field="floor", remedy=f"a value from {LEAST_FLOOR:g} to 1")
+    if not 0 <= alpha <= 1:
+        raise SamplingError(f"alpha {alpha}", field="alpha", remedy="a value from 0 to 1")
     checked = check_priorities(influence, "influence")
     check_size(len(checked))
     largest = float(checked.max())
     if not largest > 0:
         return integer_masses(np.ones(len(checked)))
-    scaled = checked / largest
+    scaled = np.where(checked > 0, (checked / largest) ** alpha, 0.0)  # at alpha 0, too, no influence is none
     return integer_masses((1 - floor) * (scaled / scaled.mean()) + floor)

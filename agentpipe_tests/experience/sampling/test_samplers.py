@@ -117,7 +117,7 @@ def test_an_epoch_of_uniform_draws_is_a_permutation():
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1e20), min_size=1, max_size=50), st.floats(1e-6, 1))
 def test_causal_probabilities_are_those_of_the_definition(values, floor):
-    found = CausalSampler(values, seed=0, floor=floor).probabilities()
+    found = CausalSampler(values, seed=0, floor=floor, alpha=1.0).probabilities()
     exact = exact_causal(values, floor)
     assert all(abs(Fraction(p) - q) <= Fraction(3, 2**32) for p, q in zip(found.tolist(), exact, strict=True))
 
@@ -128,9 +128,23 @@ def test_causal_sampling_without_any_influence_is_uniform():
     assert sampler.draw(8).weights.tolist() == [1.0] * 8
 
 
+@pytest.mark.parametrize(
+    ("alpha", "expected"),
+    [
+        (1.0, [0.65, 0.25, 0.05, 0.05]),  # 0.8 x 3 : 1, and a floor of 0.2 over four
+        (0.5, [0.05 + 0.8 * 2 / 3, 0.05 + 0.8 / 3, 0.05, 0.05]),  # influence 4 : 1 has roots 2 : 1
+        (0.0, [0.45, 0.45, 0.05, 0.05]),  # whatever has influence is alike; what has none keeps the floor
+    ],
+)
+def test_the_exponent_tempers_influence(alpha, expected):
+    influences = [4.0, 1.0, 0.0, 0.0] if alpha == 0.5 else [3.0, 1.0, 0.0, 0.0]
+    found = CausalSampler(influences, seed=0, floor=0.2, alpha=alpha).probabilities()
+    assert found.tolist() == pytest.approx(expected, abs=1e-8)
+
+
 def test_causal_weights_undo_the_preference():
     """floor 0.5, influence 3 : 1 : 0 : 0 gives n p = 2, 1, 0.5, 0.5, and weights 1 / (n p) with mean 1 over draws."""
-    sampler = CausalSampler([3.0, 1.0, 0.0, 0.0], seed=1, floor=0.5)
+    sampler = CausalSampler([3.0, 1.0, 0.0, 0.0], seed=1, floor=0.5, alpha=1.0)
     draw = sampler.draw(4_000)
     by_id = {int(step): float(weight) for step, weight in zip(draw.ids, draw.weights, strict=True)}
     assert by_id == pytest.approx({0: 0.5, 1: 1.0, 2: 2.0, 3: 2.0}, rel=1e-6)
@@ -144,7 +158,18 @@ def test_causal_weights_have_mean_one_over_draws(beta):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"floor": 0.0}, {"floor": 1.1}, {"beta": -0.1}, {"beta": 1.1}, {"floor": np.nan}, {"beta": np.nan}]
+    "arguments",
+    [
+        {"floor": 0.0},
+        {"floor": 1.1},
+        {"beta": -0.1},
+        {"beta": 1.1},
+        {"floor": np.nan},
+        {"beta": np.nan},
+        {"alpha": -0.1},
+        {"alpha": 1.1},
+        {"alpha": np.nan},
+    ],
 )
 def test_causal_arguments_out_of_range_are_refused(arguments):
     with pytest.raises(SamplingError, match=next(iter(arguments))):
