@@ -6,6 +6,7 @@ A file or directory appears under its final name whole or not at all: written as
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 HOME_FORMAT = 1
 _STAGING = ".staging-"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
 def canonical_json(obj: Any) -> bytes:
@@ -141,8 +143,8 @@ def read_json(path: Path) -> Any:
 def publish_directory(final: Path) -> Iterator[Path]:
     """Yields a staging directory beside ``final``; on success it is flushed and renamed to ``final``.
 
-    An existing ``final`` is moved aside first and removed after the rename; on an error the staging directory is
-    removed and ``final`` stays as it was.
+    An existing ``final`` is replaced (:func:`replace_directory`); on an error the staging directory is removed and
+    ``final`` stays as it was.
     """
     with typed_os_errors(final):
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -153,21 +155,48 @@ def publish_directory(final: Path) -> Iterator[Path]:
             for path in sorted(staging.rglob("*"), reverse=True):
                 _fsync_path(path)
             _fsync_path(staging)
-            _swap(staging, final)
+            replace_directory(staging, final)
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
         _fsync_path(final.parent)
 
 
-def _swap(staging: Path, final: Path) -> None:
+def replace_directory(source: Path, final: Path) -> None:
+    """Renames the directory ``source`` to ``final``, where another one may lie: that one is removed then.
+
+    Linux exchanges the two names in one step, so that at no instant is ``final`` missing. Where it cannot (another
+    system, some network file systems) the old one is moved aside first.
+    """
     if not final.exists():
-        os.rename(staging, final)
-        return
+        os.rename(source, final)
+    elif not final.is_dir():
+        os.unlink(final)
+        os.rename(source, final)
+    elif _exchange(source, final):
+        shutil.rmtree(source, ignore_errors=True)
+    else:
+        _move_aside(source, final)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def _move_aside(source: Path, final: Path) -> None:
     retired = Path(tempfile.mkdtemp(prefix=f"{_STAGING}old-", dir=final.parent))
     os.rename(final, retired / "old")
     try:
-        os.rename(staging, final)
+        os.rename(source, final)
     except BaseException:
         os.rename(retired / "old", final)
         raise

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import threading
 from pathlib import Path
 
 import pytest
 
+from agentpipe import storage
 from agentpipe.errors import CorruptError, DiskFullError, HomeError
 from agentpipe.storage import home_lock, prepare_home, publish_directory, read_json, typed_os_errors, write_bytes
 
@@ -37,6 +39,41 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
     assert "line_profile" in str(caught.value.where["file"])
     with pytest.raises(HomeError), publish_directory(tmp_path / "line_profile" / "x"):
         pass
+
+
+def test_a_directory_that_is_replaced_is_never_missing(tmp_path: Path) -> None:
+    final, missing, over = tmp_path / "shard", [], threading.Event()
+    with publish_directory(final) as staging:
+        (staging / "0").touch()
+
+    def watch() -> None:
+        while not over.is_set():
+            if not final.is_dir():
+                missing.append(True)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for number in range(1, 100):
+        with publish_directory(final) as staging:
+            (staging / str(number)).touch()
+    over.set()
+    watcher.join()
+    assert not missing
+    assert [path.name for path in final.iterdir()] == ["99"]
+    assert [path.name for path in tmp_path.iterdir()] == ["shard"]
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_file_or_a_directory_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
+    if not exchange:
+        monkeypatch.setattr(storage, "_exchange", lambda *_: False)  # as on a system that cannot
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    for name in ("file", "folder"):
+        with publish_directory(tmp_path / name) as staging:
+            (staging / "new").touch()
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
 def test_json_nested_without_end_is_damage(tmp_path: Path) -> None:

@@ -244,6 +244,9 @@ class _Gathering:
         recorded = content["provenance"].get("trajectories") or {}
         for digest in recorded.values():
             self.digests.setdefault(str(digest), []).append(f"package of {path.parents[2].name}")
+        # Also the last ones of its training, which ended after the last checkpoint.
+        for folder in (path.parents[1] / "experience").glob("[!.]*"):
+            self.paths.setdefault(folder.resolve(), []).append(f"package of {path.parents[2].name}")
 
     def _relative(self, path: Path) -> str:
         path = path.resolve()

@@ -11,8 +11,6 @@ import contextlib
 import errno
 import os
 import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,10 +23,11 @@ from agentpipe.experience.index import OPEN_INDEX, SEALED_INDEX, sealed_rows
 from agentpipe.experience.lock import LOCK
 from agentpipe.experience.manifest import MANIFEST, MEASUREMENTS, NAMES, complete, file_facts
 from agentpipe.experience.shard import HEADER, Shard, map_shard, open_shard
-from agentpipe.storage import typed_os_errors, write_bytes, write_json
+from agentpipe.storage import replace_directory, typed_os_errors, write_bytes, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from agentpipe.experience.writer import ShardWriter
 
@@ -98,21 +97,9 @@ def move(source: Path, final: Path) -> None:
                 raise HomeError("a shard cannot move to another file system", file=final, remedy=remedy) from error
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            _replace(source, final)
+            replace_directory(source, final)
         for folder in {source.parent, final.parent}:
             _sync_folder(folder)
-
-
-def _replace(source: Path, final: Path) -> None:
-    retired = Path(tempfile.mkdtemp(prefix=".staging-old-", dir=final.parent))
-    final.rename(retired / "old")
-    try:
-        source.rename(final)
-    except BaseException:
-        (retired / "old").rename(final)
-        raise
-    finally:
-        shutil.rmtree(retired, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:
