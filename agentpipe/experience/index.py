@@ -32,6 +32,7 @@ _VALUE: Final = struct.Struct("<QQI")
 _SIGN: Final = 1 << 63
 _COUNT: Final = b"\xff" * (KEY_BYTES + 1)  # behind every key: how many episodes are entered
 _BLOCK: Final = 65_536
+_COMPACTS = 40_000  # entries, half of what fills the four megabytes at which LevelDB begins to compact
 _FULL: Final = tuple(os.strerror(number) for number in (27, 28, 122))  # EFBIG, ENOSPC, EDQUOT
 
 _KEYS: Final = np.dtype([("environment", ">u4"), ("step", ">u8"), ("time", ">u8")])
@@ -83,6 +84,20 @@ def _encoded(episodes: npt.NDArray[Any], first_row: int) -> Iterator[tuple[bytes
     return zip(keys.view(f"V{KEY_BYTES}").tolist(), values.view(f"V{_VALUES.itemsize}").tolist(), strict=True)
 
 
+class _Compaction:
+    """LevelDB compacts in one thread a process, which it starts once and which a fork does not take along."""
+
+    begun = False
+    lost = False
+
+    @classmethod
+    def forked(cls) -> None:
+        cls.lost = cls.begun
+
+
+os.register_at_fork(after_in_child=_Compaction.forked)
+
+
 class OpenIndex:
     """LevelDB behind a class that raises typed errors and can be made to agree with the episode table.
 
@@ -97,11 +112,16 @@ class OpenIndex:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._database: Any = None
+        self._put = 0
         self._open()
 
     def _open(self) -> None:
         import plyvel
 
+        if _Compaction.lost:
+            remedy = "start processes that write shards by spawn or forkserver"
+            message = "this process was forked from one that had written a shard, where LevelDB would wait for ever"
+            raise StoreError(message, file=self.path, remedy=remedy)
         try:
             self._database = plyvel.DB(str(self.path), create_if_missing=True, compression=None)
         except plyvel.Error as error:
@@ -129,6 +149,8 @@ class OpenIndex:
                 batch.put(_COUNT, (first_row + len(episodes)).to_bytes(8, "little"))
         except plyvel.Error as error:
             raise self._typed(error) from error
+        self._put += len(episodes)
+        _Compaction.begun = _Compaction.begun or self._put >= _COMPACTS
 
     def count(self) -> int:
         """How many episodes are entered, as of the last batch."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentpipe.errors import LockHeldError
+from agentpipe.errors import LockHeldError, StoreError
+from agentpipe.experience import index as module
 from agentpipe.experience import records as rec
 from agentpipe.experience.index import (
     KEY_BYTES,
@@ -40,6 +43,21 @@ def test_a_key_comes_back_as_it_was(triple):
 @example((0, 0, -1), (0, 0, 0))
 def test_keys_sort_as_their_numbers_do(first, second):
     assert (encode_key(*first) < encode_key(*second)) == (first < second)
+
+
+def test_a_fork_of_a_process_whose_leveldb_has_compacted_waited_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_COMPACTS", 2)
+    monkeypatch.setattr(module._Compaction, "begun", False)
+    before = OpenIndex(tmp_path / "before")
+    before.put(table([(1, 1), (1, 2)]), 0, sync=False)
+    child = os.fork()
+    if child == 0:
+        try:
+            OpenIndex(tmp_path / "after")
+        except StoreError as error:
+            os._exit(7 if "forkserver" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def table(pairs, first_step=0):

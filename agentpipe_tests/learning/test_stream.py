@@ -2,6 +2,9 @@
 
 import dataclasses
 import shutil
+import signal
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -201,6 +204,31 @@ def test_what_was_recorded_after_the_checkpoint_is_made_again(tmp_path, statisti
     assert digests(resumed) == digests(whole)
     assert resumed.package.digest == whole.package.digest
     assert sorted(path.name for path in (folder / "experience").iterdir()) == sorted(p.name for p in whole.shards)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from agentpipe_tests.learning.test_stream import *
+def kill(stage, done, *_):
+    if stage == "training" and done >= 5 * AN_UPDATE:
+        os.kill(os.getpid(), signal.SIGKILL)
+statistics = gather_statistics(line(), RandomPlayer(), steps=30)
+run(Path(sys.argv[1]), statistics, options(6, checkpoint_every=2), progress=kill)
+"""
+
+
+def test_training_goes_on_after_kill_9_as_if_nothing_had_happened(tmp_path, statistics):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "killed")], capture_output=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    chosen = options(6, checkpoint_every=2)
+    found = checkpoints.latest(tmp_path / "killed" / "checkpoints")
+    assert found.name.startswith("update-000004")
+    resumed = run(tmp_path / "killed", statistics, chosen, resume=found)
+    whole = run(tmp_path / "whole", statistics, chosen)
+    assert resumed.package.digest == whole.package.digest
+    assert digests(resumed) == digests(whole)
+    assert checkpoints.load(resumed.checkpoint).digest == checkpoints.load(whole.checkpoint).digest
 
 
 def test_resuming_a_finished_run_leaves_the_same_shards(tmp_path, statistics):
