@@ -162,18 +162,19 @@ def publish_directory(final: Path) -> Iterator[Path]:
         _fsync_path(final.parent)
 
 
-def replace_directory(source: Path, final: Path) -> None:
+def replace_directory(source: Path, final: Path, *, exchange: bool = True) -> None:
     """Renames the directory ``source`` to ``final``, where another one may lie: that one is removed then.
 
-    Linux exchanges the two names in one step, so that at no instant is ``final`` missing. Where it cannot (another
-    system, some network file systems) the old one is moved aside first.
+    Linux exchanges the two names in one step, so that at no instant is ``final`` missing; a process that is killed then
+    leaves the old one under the name of ``source``. Where it cannot (another system, some network file systems), or
+    without ``exchange``, the old one is moved aside first.
     """
     if not final.exists():
         os.rename(source, final)
     elif not final.is_dir():
         os.unlink(final)
         os.rename(source, final)
-    elif _exchange(source, final):
+    elif exchange and _exchange(source, final):
         shutil.rmtree(source, ignore_errors=True)
     else:
         _move_aside(source, final)
