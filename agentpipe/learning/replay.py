@@ -82,8 +82,8 @@ def _sampler(samples: SampleSet, options: ReplayOptions, seed: int) -> Sampler:
     from agentpipe.experience.sampling.uniform import UniformSampler
 
     if options.sampler == "causal":
-        exponents = {"alpha": options.causal_alpha, "beta": options.causal_beta}
-        return CausalSampler(samples.influence, seed=seed, floor=options.floor, **exponents)
+        alpha, beta = options.causal_alpha, options.causal_beta
+        return CausalSampler(samples.influence, seed=seed, floor=options.floor, alpha=alpha, beta=beta)
     if options.sampler == "prioritised":
         return PrioritisedSampler(samples.size, seed=seed, alpha=options.alpha, beta=options.prioritised_beta)
     return UniformSampler(samples.size, seed=seed)
