@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentpipe.experience.live import open_live
-from agentpipe.experience.writer import ShardWriter
+from agentpipe.experience.store.live import open_live
+from agentpipe.experience.store.writer import ShardWriter
 from benchmarks.buffer_own import FEATURES, chunk, header, numbered, write_all
 from benchmarks.measure import Figure
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LONGEST = 0.05
 """seconds that a writer lives at most after its first append"""
-PRELOADED = ["benchmarks.buffer_own", "agentpipe.experience.live", "agentpipe.experience.writer"]
+PRELOADED = ["benchmarks.buffer_own", "agentpipe.experience.store.live", "agentpipe.experience.store.writer"]
 
 
 def killed(work: Callable[..., None], arguments: tuple[Any, ...], live: float | None) -> int:

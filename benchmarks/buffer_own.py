@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from agentpipe.experience import records as rec
 from agentpipe.experience.graph import temporal_parents
-from agentpipe.experience.writer import ShardWriter
+from agentpipe.experience.store import records as rec
+from agentpipe.experience.store.writer import ShardWriter
 from benchmarks.measure import Contestant
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from agentpipe.experience.recorder import Recorded
     from agentpipe.experience.sampling.draw import Sampler
-    from agentpipe.experience.shard import Shard
-    from agentpipe.experience.writer import Durability
+    from agentpipe.experience.store.shard import Shard
+    from agentpipe.experience.store.writer import Durability
 
 FEATURES, ACTIONS = 60, 16
 EPISODE_STEPS, CHUNK_EPISODES = 10, 200

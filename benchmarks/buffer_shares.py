@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from agentpipe.experience.shard import Shard
+    from agentpipe.experience.store.shard import Shard
 
 KINDS = {
     "key_fault_shares": "key-fault steps",
@@ -65,8 +65,8 @@ def text(values: Sequence[Any], factor: float, unit: str) -> str:
 
 def home_shards(home: Path) -> list[Shard]:
     """The sealed recordings of a home, one a cell."""
-    from agentpipe.experience.holdings import find_claims, find_shards
-    from agentpipe.experience.shard import open_shard
+    from agentpipe.experience.care.holdings import find_claims, find_shards
+    from agentpipe.experience.store.shard import open_shard
 
     claims = find_claims(home)
     return [
@@ -78,7 +78,7 @@ def home_shards(home: Path) -> list[Shard]:
 
 def played_shards(folder: Path, count: int, episodes: int) -> list[Shard]:
     """Small shards of the line, played by rule: for a look without a run."""
-    from agentpipe.experience.writer import ShardWriter
+    from agentpipe.experience.store.writer import ShardWriter
     from benchmarks.buffer_own import line_header, line_pieces, seal
 
     pieces, shards = line_pieces(count * episodes), []

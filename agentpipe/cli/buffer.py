@@ -14,9 +14,9 @@ from agentpipe.cli.progress import showing
 from agentpipe.errors import InputError
 
 if TYPE_CHECKING:
-    from agentpipe.experience.check import Report
-    from agentpipe.experience.inventory import ShardFigures
-    from agentpipe.experience.retention import Plan
+    from agentpipe.experience.care.check import Report
+    from agentpipe.experience.care.inventory import ShardFigures
+    from agentpipe.experience.care.retention import Plan
     from agentpipe.settings import Settings
 
 app = typer.Typer(name="buffer", help="Recorded experience: check, look, shrink, export.", no_args_is_help=True)
@@ -70,7 +70,7 @@ def show(
 ) -> None:
     """Shows one episode as a readable graph: what was done, what it needed, and what came of it."""
     with reporting(as_json):
-        from agentpipe.experience.find import find_episode
+        from agentpipe.experience.care.find import find_episode
         from agentpipe.experience.show import describe, render
 
         found = find_episode(environment, _settings(home, path).home, folder=path, cell=cell)
@@ -87,7 +87,7 @@ def show(
 def stats(home: Home = None, as_json: Json = False) -> None:
     """Lists every shard: its condition, size and figures, and who refers to it."""
     with reporting(as_json):
-        from agentpipe.experience.inventory import inventory, totals
+        from agentpipe.experience.care.inventory import inventory, totals
 
         settings = _settings(home)
         shards = inventory(settings.home)
@@ -126,8 +126,8 @@ def retain(
     limit cannot be met.
     """
     with reporting(as_json):
-        from agentpipe.experience.care import retention
-        from agentpipe.experience.retention import Rules
+        from agentpipe.experience.care.operations import retention
+        from agentpipe.experience.care.retention import Rules
 
         settings = _settings(home)
         size = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
@@ -153,7 +153,7 @@ def restore(
 ) -> None:
     """Makes the full records of shrunk shards again, byte for byte."""
     with reporting(as_json):
-        from agentpipe.experience.care import restore_shards
+        from agentpipe.experience.care.operations import restore_shards
 
         settings = _settings(home)
         with showing("buffer") as progress:
@@ -185,7 +185,7 @@ def compact(
     Shards that a materialisation, a checkpoint or a policy package refers to are refused by name.
     """
     with reporting(as_json):
-        from agentpipe.experience.care import compact_shards
+        from agentpipe.experience.care.operations import compact_shards
 
         shard = compact_shards(_settings(home).home, folders or [], partition=run, out=out, keep=keep)
         if as_json:
@@ -207,8 +207,8 @@ def export(
 ) -> None:
     """Writes steps as a table, one row a step; without a shard or cell, the current trajectories of every cell."""
     with reporting(as_json):
-        from agentpipe.experience.care import open_chosen
-        from agentpipe.experience.export import export_steps
+        from agentpipe.experience.care.export import export_steps
+        from agentpipe.experience.care.operations import open_chosen
 
         chosen = open_chosen(_settings(home).home, shard, cell)
         steps = export_steps(chosen, out)
@@ -270,7 +270,7 @@ def _budget(settings: Settings, given: str | None) -> int | None:
 
 
 def _check(path: Path | None, fix: bool, settings: Settings) -> Report:
-    from agentpipe.experience.care import check
+    from agentpipe.experience.care.operations import check
 
     with showing("buffer") as progress:
         return check(settings.home, folder=path, fix=fix, progress=progress)

@@ -1,6 +1,7 @@
 """The causal trajectory buffer: episodes as checksummed step records with their graphs, in shards.
 
-A writer appends whole episodes to an open shard (:mod:`~agentpipe.experience.writer`), where they count at once and
-survive the end of its process; sealed (:mod:`~agentpipe.experience.shard`), they never change again and any number of
-processes read them. Samplers, figures and care build on sealed shards.
+- here: recording a pool's episodes, their graphs and figures, playing them again from their actions;
+- :mod:`~agentpipe.experience.store`: the durable files, their one writer and any number of readers;
+- :mod:`~agentpipe.experience.sampling`: drawing steps from any set of sealed shards;
+- :mod:`~agentpipe.experience.care`: checking, repairing, shrinking, merging, exporting, deciding which go.
 """

@@ -26,7 +26,7 @@ from agentpipe.experience.sampling.sets import SampleSet
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentpipe.experience.shard import Shard
+    from agentpipe.experience.store.shard import Shard
 
 HISTOGRAM_EDGES: Final = tuple(float(edge) for edge in np.linspace(-10, 10, 21))
 SPIKE: Final = 1.0

@@ -21,7 +21,7 @@ from agentpipe.environments.layout import (
 from agentpipe.errors import CorruptError, RecordError, SimulationError, VersionError
 from agentpipe.experience.origin import ORIGIN
 from agentpipe.experience.recorder import Recorder
-from agentpipe.experience.writer import ShardWriter
+from agentpipe.experience.store.writer import ShardWriter
 from agentpipe.progress import Progress, silent
 from agentpipe.storage import canonical_json, digest_bytes, typed_os_errors
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from agentpipe.environments.players import Player
     from agentpipe.environments.pool import LinePool
     from agentpipe.environments.table import DisturbanceTable
-    from agentpipe.experience.shard import Shard
-    from agentpipe.experience.writer import Durability
+    from agentpipe.experience.store.shard import Shard
+    from agentpipe.experience.store.writer import Durability
 
     BuildPool = Callable[[Sequence[EnvironmentSpec]], LinePool]
     Figures = Callable[[Shard], Mapping[str, Any]]
@@ -80,7 +80,7 @@ def record_trajectories(  # noqa: PLR0913 - each says something else of the shar
         first_episode: Number of the first episode of each environment.
         origin: What playing the episodes again needs (:func:`~agentpipe.experience.origin.origin`); None for
             environments that this program cannot build.
-        durability: See :class:`~agentpipe.experience.writer.ShardWriter`.
+        durability: See :class:`~agentpipe.experience.store.writer.ShardWriter`.
         quality: Makes the figures of the content; None: :func:`~agentpipe.experience.quality.measure_quality`.
         progress: Told of finished episodes.
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from agentpipe.environments.jit import entry, inlined
 from agentpipe.environments.layout import ACCUMULATING, MAX_STEPS
 from agentpipe.errors import CorruptError, SimulationError
-from agentpipe.experience import records as rec
 from agentpipe.experience.graph import derive_parents, parents_from_pairs, temporal_parents
+from agentpipe.experience.store import records as rec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ _REMEDY = "go on from another checkpoint"
 
 
 class Recorded(NamedTuple):
-    """Whole episodes, as :meth:`~agentpipe.experience.writer.ShardWriter.append` takes them."""
+    """Whole episodes, as :meth:`~agentpipe.experience.store.writer.ShardWriter.append` takes them."""
 
     steps: Array
     """records of all steps, episode after episode"""

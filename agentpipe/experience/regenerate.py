@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from agentpipe.environments.layout import SIMULATOR_VERSION
 from agentpipe.errors import CorruptError, VersionError
-from agentpipe.experience import records as rec
-from agentpipe.experience.checksum import fill, range_checksums
 from agentpipe.experience.graph import words_of
 from agentpipe.experience.recorder import Recorded, Recorder
+from agentpipe.experience.store import records as rec
+from agentpipe.experience.store.checksum import fill, range_checksums
 
 if TYPE_CHECKING:
     from agentpipe.environments.pool import LinePool

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from agentpipe.environments.layout import ACCUMULATING, ACTION_COUNT, ACTION_NAMES, MODES, REASONS, SEGMENTS, TOKENS
 from agentpipe.errors import InputError
 from agentpipe.experience.graph import influence, neighbours
-from agentpipe.experience.index import STEP_BITS
 from agentpipe.experience.quality import CUT, SPIKE
+from agentpipe.experience.store.index import STEP_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from agentpipe.experience.shard import Shard
+    from agentpipe.experience.store.shard import Shard
 
 WIDTH: Final = 100
 """columns of the text"""

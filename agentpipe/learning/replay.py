@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from agentpipe.experience.sampling.draw import Sampler
     from agentpipe.experience.sampling.sets import SampleSet
-    from agentpipe.experience.shard import Shard
+    from agentpipe.experience.store.shard import Shard
     from agentpipe.learning.batch import Batch
     from agentpipe.learning.network import PolicyNetwork
     from agentpipe.learning.options import ReplayOptions

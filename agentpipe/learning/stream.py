@@ -29,12 +29,12 @@ import numpy.typing as npt
 
 from agentpipe.environments.layout import ACCUMULATING, MAX_STEPS, REASONS, SIMULATOR_VERSION
 from agentpipe.errors import AgentpipeError, CheckpointError, LearningError
-from agentpipe.experience import records as rec
-from agentpipe.experience.live import open_live
-from agentpipe.experience.manifest import MANIFEST, read_manifest
 from agentpipe.experience.recorder import Recorded, Recorder
-from agentpipe.experience.shard import is_open, open_shard
-from agentpipe.experience.writer import ShardWriter
+from agentpipe.experience.store import records as rec
+from agentpipe.experience.store.live import open_live
+from agentpipe.experience.store.manifest import MANIFEST, read_manifest
+from agentpipe.experience.store.shard import is_open, open_shard
+from agentpipe.experience.store.writer import ShardWriter
 from agentpipe.storage import typed_os_errors
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from agentpipe.environments.catalog import EnvironmentSpec
     from agentpipe.environments.pool import LinePool
     from agentpipe.experience.origin import PoolFor
-    from agentpipe.experience.shard import Shard
+    from agentpipe.experience.store.shard import Shard
     from agentpipe.learning.options import StreamOptions
 
 FOLDER: Final = "experience"
@@ -281,7 +281,7 @@ class Stream:
         """Shrinks the oldest shards until the full ones fit; the newest stays, whatever its size."""
         if self.source.pool_for is None or self.complaint:
             return
-        from agentpipe.experience.shrink import shrink
+        from agentpipe.experience.care.shrink import shrink
 
         while len(self._full) > 1 and sum(self._full.values()) > self.options.full_bytes:
             name = next(iter(self._full))

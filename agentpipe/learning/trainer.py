@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from agentpipe.environments.demonstrator import Expert
     from agentpipe.environments.pool import LinePool
-    from agentpipe.experience.shard import Shard
+    from agentpipe.experience.store.shard import Shard
     from agentpipe.learning.normalisation import ObservationStatistics
     from agentpipe.learning.replay import Replay
     from agentpipe.learning.stream import LiveSource

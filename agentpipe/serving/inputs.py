@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentpipe.errors import ServingError
-from agentpipe.experience.shard import open_shard
+from agentpipe.experience.store.shard import open_shard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

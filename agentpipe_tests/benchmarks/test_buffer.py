@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from agentpipe.experience.live import open_live
-from agentpipe.experience.writer import ShardWriter
+from agentpipe.experience.store.live import open_live
+from agentpipe.experience.store.writer import ShardWriter
 from benchmarks import buffer_report, report
 from benchmarks.buffer_crash import append_until_killed, count_wrong, kill_often, killed, pieces, reopen
 from benchmarks.buffer_others import fetch

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from agentpipe.cli.buffer import parse_size, size_text
 from agentpipe.cli.main import app
 from agentpipe.errors import InputError
-from agentpipe.experience.shard import is_shrunk, open_shard
-from agentpipe_tests.experience.homes import DTYPE, checkpoint, flip, make_home, record_line
+from agentpipe.experience.store.shard import is_shrunk, open_shard
+from agentpipe_tests.experience.care.homes import DTYPE, checkpoint, flip, make_home, record_line
 
 COMMANDS = ("check", "show", "stats", "retain", "restore", "compact", "export")
 ROLLOUTS = "policy_checkpoint/2026-01-01_manual/feedfacefeedface/experience"
@@ -131,7 +131,7 @@ def test_show_prints_the_episode_of_the_current_materialisation_first(home):
 
 def test_show_plays_an_episode_of_a_shrunk_shard_again(home):
     full = call("show", "195:60.0", "--path", home / ROLLOUTS / "updates-000020", "--home", home)
-    from agentpipe.experience.shrink import shrink
+    from agentpipe.experience.care.shrink import shrink
 
     shrink(home / ROLLOUTS / "updates-000020", verify=False)
     shrunk = call("show", "195:60.0", "--path", home / ROLLOUTS / "updates-000020", "--home", home)

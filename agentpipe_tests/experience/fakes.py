@@ -8,8 +8,8 @@ import numpy as np
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
 from agentpipe.environments.players import Decision
-from agentpipe.experience import records as rec
-from agentpipe.experience.writer import ShardWriter
+from agentpipe.experience.store import records as rec
+from agentpipe.experience.store.writer import ShardWriter
 
 
 class CountingPool:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentpipe.errors import RecordError
 from agentpipe.experience import graph
-from agentpipe.experience.records import graph_words
+from agentpipe.experience.store.records import graph_words
 
 LONG = (1, 2, 63, 64, 65, 128, 129, 200)
 

@@ -17,7 +17,7 @@ from agentpipe.experience.graph import influence, neighbours
 from agentpipe.experience.origin import origin
 from agentpipe.experience.record import record_trajectories
 from agentpipe.experience.regenerate import compact_of, regenerate
-from agentpipe.experience.shard import open_shard
+from agentpipe.experience.store.shard import open_shard
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from agentpipe.errors import CatalogError, InputError, TableError, VersionError
 from agentpipe.experience.origin import home_pools, is_built_in, origin
 from agentpipe_tests.environments.line import make_pool, profile, table
 
-from .homes import SEED, make_home, specs
+from .care.homes import SEED, make_home, specs
 
 NAMES = {spec.index: spec.environment_id for spec in specs()}
 

@@ -14,9 +14,9 @@ from agentpipe.environments.layout import ACCUMULATING, ACTION_COUNT, OBSERVATIO
 from agentpipe.environments.players import Decision
 from agentpipe.errors import EmptyMaskError, LockHeldError, NonFiniteError, SettingsError, SimulationError
 from agentpipe.experience.behaviour import epsilon_player
-from agentpipe.experience.live import open_live
-from agentpipe.experience.shard import open_shard
-from agentpipe.experience.writer import ShardWriter
+from agentpipe.experience.store.live import open_live
+from agentpipe.experience.store.shard import open_shard
+from agentpipe.experience.store.writer import ShardWriter
 
 from .conftest import record
 from .fakes import CountingPool, SecondAction

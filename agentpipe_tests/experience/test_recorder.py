@@ -9,8 +9,8 @@ from agentpipe.environments.layout import A_MACHINE, ACCUMULATING, ACTION_COUNT,
 from agentpipe.environments.players import RandomPlayer
 from agentpipe.errors import CorruptError, SimulationError
 from agentpipe.experience import graph
-from agentpipe.experience import records as rec
 from agentpipe.experience.recorder import Recorder
+from agentpipe.experience.store import records as rec
 from agentpipe_tests.environments.line import catalog, make_pool
 
 from .fakes import CountingPool

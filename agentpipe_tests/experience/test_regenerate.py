@@ -8,11 +8,11 @@ import pytest
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE, Purpose
 from agentpipe.environments.players import RandomPlayer
 from agentpipe.errors import CorruptError, VersionError
-from agentpipe.experience import records as rec
-from agentpipe.experience.checksum import fill, range_checksums
 from agentpipe.experience.graph import words_of
 from agentpipe.experience.recorder import Recorded, Recorder
 from agentpipe.experience.regenerate import compact_of, regenerate
+from agentpipe.experience.store import records as rec
+from agentpipe.experience.store.checksum import fill, range_checksums
 from agentpipe_tests.environments.line import catalog, make_pool
 
 DTYPE = rec.step_dtype(OBSERVATION_SIZE, ACTION_COUNT)

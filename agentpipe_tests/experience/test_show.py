@@ -26,7 +26,7 @@ from agentpipe.environments.layout import (
 from agentpipe.errors import InputError
 from agentpipe.experience.recorder import Recorder
 from agentpipe.experience.show import WIDTH, Place, describe, locate, render
-from agentpipe.experience.writer import ShardWriter
+from agentpipe.experience.store.writer import ShardWriter
 from agentpipe_tests.environments.line import catalog, pool_with
 
 from .fakes import header, write_shard

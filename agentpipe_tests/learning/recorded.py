@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agentpipe.experience import records as rec
+from agentpipe.experience.store import records as rec
 from agentpipe_tests.learning.tiny import ACTIONS, CHOICES, SEGMENTS, WIDTH, TinyPool, TinyRandom
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from agentpipe.errors import LearningError
-from agentpipe.experience import records as rec
 from agentpipe.experience.sampling.draw import Draw
 from agentpipe.experience.sampling.prioritised import PrioritisedSampler
 from agentpipe.experience.sampling.uniform import UniformSampler
+from agentpipe.experience.store import records as rec
 from agentpipe.learning.batch import Batch
 from agentpipe.learning.fused import SegmentedGradient
 from agentpipe.learning.network import PolicyNetwork

@@ -14,10 +14,10 @@ from agentpipe.environments.demonstrator import DemonstratorPlayer
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_NAMES, SIMULATOR_VERSION
 from agentpipe.environments.players import RandomPlayer
 from agentpipe.errors import CheckpointError, LearningError
-from agentpipe.experience.manifest import MANIFEST, read_manifest
+from agentpipe.experience.care.shrink import regenerate_shard
 from agentpipe.experience.origin import origin
-from agentpipe.experience.shard import is_open, open_shard
-from agentpipe.experience.shrink import regenerate_shard
+from agentpipe.experience.store.manifest import MANIFEST, read_manifest
+from agentpipe.experience.store.shard import is_open, open_shard
 from agentpipe.learning import checkpoint as checkpoints
 from agentpipe.learning.normalisation import gather_statistics
 from agentpipe.learning.options import ReplayOptions, StreamOptions

@@ -15,7 +15,7 @@ from agentpipe.defs.steps import Step, plot, rows, step
 
 if TYPE_CHECKING:
     from agentpipe.defs.players import Behaviour
-    from agentpipe.experience.shard import Shard
+    from agentpipe.experience.store.shard import Shard
 
 
 @dg.asset(**specification("trajectories"), check_specs=buffer_specs())

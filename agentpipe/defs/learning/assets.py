@@ -66,7 +66,7 @@ def policy_checkpoint(context: dg.AssetExecutionContext, workspace: Workspace) -
 def _train(work: Step) -> "TrainingResult":
     from agentpipe.environments.layout import SIMULATOR_VERSION
     from agentpipe.experience.origin import home_pools
-    from agentpipe.experience.shard import open_shard
+    from agentpipe.experience.store.shard import open_shard
     from agentpipe.learning.checkpoint import latest
     from agentpipe.learning.normalisation import ObservationStatistics
     from agentpipe.learning.options import training_options

@@ -10,16 +10,16 @@ import numpy.typing as npt
 
 from agentpipe.errors import CorruptError
 from agentpipe.experience import graph
-from agentpipe.experience import records as rec
-from agentpipe.experience.mapped import REMEDY
 from agentpipe.experience.sampling import gather
 from agentpipe.experience.sampling.definitions import idle_steps, key_fault_episodes, strictly_idle_steps
 from agentpipe.experience.sampling.draw import MAX_SIZE, SamplingError
+from agentpipe.experience.store import records as rec
+from agentpipe.experience.store.mapped import REMEDY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentpipe.experience.shard import Shard
+    from agentpipe.experience.store.shard import Shard
 
 HIDDEN: Final = frozenset({rec.CHECKSUM, "padding", "reserved"})
 MASK: Final = "mask"
@@ -89,7 +89,7 @@ class SampleSet:
 
         Args:
             ids: i64[n].
-            fields: of :func:`~agentpipe.experience.records.step_dtype`; ``mask`` comes unpacked, bool ``[n, A]``.
+            fields: of :func:`~agentpipe.experience.store.records.step_dtype`; ``mask`` comes unpacked, bool ``[n, A]``.
                 None = all but checksum and padding.
             out: arrays to write to, by field; missing ones are made.
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from agentpipe.experience import records as rec
 from agentpipe.experience.graph import parents_from_pairs
+from agentpipe.experience.store import records as rec
 
 ACTIONS = 11
 

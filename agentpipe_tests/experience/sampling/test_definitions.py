@@ -3,13 +3,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentpipe.experience import records as rec
 from agentpipe.experience.sampling.definitions import (
     idle_steps,
     key_fault_episodes,
     most_influential,
     strictly_idle_steps,
 )
+from agentpipe.experience.store import records as rec
 
 
 def episodes(modes, success=1, cut=0):

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentpipe.errors import CorruptError
-from agentpipe.experience import records as rec
 from agentpipe.experience.sampling.draw import SamplingError
 from agentpipe.experience.sampling.sets import HIDDEN, SampleSet
-from agentpipe.experience.writer import ShardWriter
+from agentpipe.experience.store import records as rec
+from agentpipe.experience.store.writer import ShardWriter
 
 from .fakes import ACTIONS, make_shard
 

@@ -1,0 +1,255 @@
+"""Looking after the shards of a home: what changes anything holds the home's lock while it does."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from agentpipe.errors import AgentpipeError, CorruptError, InputError
+from agentpipe.experience.care.check import Report, check_folder, check_home
+from agentpipe.experience.care.compaction import compact, refuse_claimed
+from agentpipe.experience.care.holdings import find_below, find_claims, find_shards, holder_of, look_at, training_of
+from agentpipe.experience.care.inventory import newest_ordinal, sealed_ns
+from agentpipe.experience.care.repair import Workshop, figures, fix_all
+from agentpipe.experience.care.retention import Candidate, Plan, Rules, plan
+from agentpipe.experience.care.shrink import restore, shrink
+from agentpipe.experience.origin import home_pools, is_built_in
+from agentpipe.experience.store import records as rec
+from agentpipe.experience.store.shard import Shard, open_shard
+from agentpipe.progress import Progress, silent
+from agentpipe.storage import home_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from agentpipe.experience.care.holdings import Claims, Holding
+
+_PREFIX_MIN: Final = 6
+
+
+def check(home: Path, *, folder: Path | None = None, fix: bool = False, progress: Progress = silent) -> Report:
+    """Checks every shard of a home, or those of ``folder``; see :mod:`~agentpipe.experience.care.check`.
+
+    Args:
+        home: The home; with ``folder`` it only says where line profiles and table versions are.
+        folder: A shard, or a folder that holds shards.
+        fix: Repair what can be repaired, then check again; see :mod:`~agentpipe.experience.care.repair`.
+        progress: Told of shards checked.
+
+    Raises:
+        InputError: no shard in ``folder``.
+        LockHeldError: to be repaired, and another process works on the home.
+        DiskFullError, HomeError: a repair cannot be written.
+    """
+    look = _look(home, folder, progress)
+    report = look()
+    if report.ok or not fix:
+        return report
+    inside = folder is None or folder.resolve().is_relative_to(home.resolve())
+    root = home if folder is None or inside else folder.resolve().parent
+    with contextlib.ExitStack() as stack:
+        if inside:
+            stack.enter_context(home_lock(home, "agentpipe buffer check --fix"))
+        pools = home_pools(home) if home.is_dir() else None
+        workshop = Workshop(root / "quarantine" / "experience", pools, lambda path: _forget(home, path))
+        repairs = fix_all(find_shards(home) if folder is None else find_below(folder), workshop)
+    again = look()
+    again.repairs = repairs
+    return again
+
+
+def _look(home: Path, folder: Path | None, progress: Progress) -> Callable[[], Report]:
+    if folder is None:
+        return lambda: check_home(home, progress=progress)
+    return lambda: check_folder(folder, progress=progress)
+
+
+def _forget(home: Path, path: Path) -> str | None:
+    """Removes the reference to a materialisation that is another now, so that the next run makes it again."""
+    name = find_claims(home).current.get(path.resolve())
+    if name is None:
+        return None
+    cell = name.removeprefix("trajectories[").removesuffix("]")
+    (home / "references" / "trajectories" / f"{cell}.json").unlink(missing_ok=True)
+    return f"{name} has to be materialised again: agentpipe run does"
+
+
+# ------------------------------------------------------------------------------------------------ retention
+
+
+@dataclass
+class Outcome:
+    """A plan and what became of it."""
+
+    plan: Plan
+    failures: dict[str, AgentpipeError] = field(default_factory=dict)
+    """shards that stayed as they are, although something was planned → why"""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "bytes_before": self.plan.bytes_before,
+            "bytes_after": self.plan.bytes_after,
+            "over": self.plan.over,
+            "actions": [action.to_json() for action in self.plan.actions],
+            "failures": [{"shard": shard, "error": error.as_dict()} for shard, error in self.failures.items()],
+        }
+
+
+def retention(
+    home: Path, rules: Rules, *, dry_run: bool = False, now_ns: int | None = None, progress: Progress = silent
+) -> Outcome:
+    """Applies ``rules`` to every shard of a home.
+
+    A shard that shrinks is played again and compared first; one that does not come back as it was stays full, and is
+    among the failures. Whoever has a deleted shard open keeps what is mapped.
+
+    Raises:
+        CorruptError: a checkpoint, package or reference cannot be read, so that it cannot be told what is needed.
+        LockHeldError: another process works on the home.
+    """
+    if dry_run:
+        return Outcome(_plan(home, rules, now_ns))
+    with home_lock(home, "agentpipe buffer retain"):
+        outcome = Outcome(_plan(home, rules, now_ns))
+        due = [action for action in outcome.plan.actions if action.verb != "keep"]
+        pools = home_pools(home)
+        for number, action in enumerate(due):
+            progress("retain", number, len(due))
+            path = action.candidate.path
+            try:
+                if action.verb == "delete":
+                    remove_folder(path)
+                else:
+                    shrink(path, pools)
+            except AgentpipeError as error:
+                outcome.failures[str(path)] = error
+        progress("retain", len(due), len(due))
+        return outcome
+
+
+def _plan(home: Path, rules: Rules, now_ns: int | None) -> Plan:
+    claims = find_claims(home)
+    if claims.unreadable:
+        first = claims.unreadable[0]
+        remedy = f"{first.remedy or 'restore it'}; until then nothing is deleted"
+        message = f"it cannot be told what is referred to: {first.message}"
+        raise CorruptError(message, file=first.where.get("file"), remedy=remedy)
+    candidates = [candidate(holding, claims) for holding in find_shards(home)]
+    return plan(candidates, rules, now_ns=time.time_ns() if now_ns is None else now_ns)
+
+
+def candidate(holding: Holding, claims: Claims) -> Candidate:
+    """What retention has to know of a shard."""
+    said = holding.said
+    shrinkable = holding.state == "sealed" and is_built_in(said)
+    return Candidate(
+        path=holding.path,
+        state=holding.state,
+        group=holding.group,
+        recorded=training_of(holding.path) is None,
+        bytes=holding.bytes,
+        shrunk_bytes=_shrunk_bytes(holding) if shrinkable else None,
+        sealed_ns=sealed_ns(said),
+        ordinal=newest_ordinal(said),
+        claims=claims.on(holding),
+        current=claims.is_current(holding),
+        holder=holder_of(holding.path) if holding.state == "open" else None,
+        readable=holding.state in ("open", "damaged") or said.get("format") == rec.FORMAT,
+    )
+
+
+def _shrunk_bytes(holding: Holding) -> int:
+    full = (rec.RECORDS, rec.FINALS, rec.GRAPH)
+    gone = sum((holding.path / name).stat().st_size for name in full if (holding.path / name).exists())
+    return holding.bytes - gone + int(holding.said["steps"]) * rec.COMPACT.itemsize
+
+
+def remove_folder(path: Path) -> None:
+    """Takes a folder away at once (by rename), then its content; whoever has a file of it mapped keeps it."""
+    aside = Path(tempfile.mkdtemp(prefix=".staging-gone-", dir=path.parent))
+    path.rename(aside / path.name)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+# ------------------------------------------------------------------------------------------------ one by one
+
+
+def choose(home: Path, text: str) -> Path:
+    """A shard by its folder (as it is, or below the home) or by six or more first characters of its digest.
+
+    Raises:
+        InputError: no such shard, or several.
+    """
+    for path in (Path(text), home / text):
+        if path.is_dir():
+            return path
+    found = [holding for holding in find_shards(home) if (holding.digest or "").startswith(text)]
+    if len(text) < _PREFIX_MIN or len(found) != 1:
+        problem = f"{len(found)} shards have this digest" if found and len(text) >= _PREFIX_MIN else "no such shard"
+        remedy = "agentpipe buffer stats --json lists folders and digests"
+        raise InputError(f"{problem}: {text!r}", field="shard", remedy=remedy)
+    return found[0].path
+
+
+def open_chosen(home: Path, shard: str | None, cell: str | None) -> list[Shard]:
+    """The shard that is named, or the current trajectories of a cell or of all cells.
+
+    Raises:
+        InputError: nothing of the kind; or a shard and a cell at once.
+        CorruptError, VersionError, ShrunkError: it cannot be opened.
+    """
+    if shard is not None and cell is not None:
+        raise InputError("a shard and a cell at once", field="cell", remedy="give one of them")
+    if shard is not None:
+        return [open_shard(choose(home, shard))]
+    claims = find_claims(home)
+    wanted = {path: name for path, name in claims.current.items() if cell is None or name == f"trajectories[{cell}]"}
+    if not wanted:
+        what = (
+            "no trajectories are materialised" if cell is None else f"the trajectories of {cell} are not materialised"
+        )
+        raise InputError(what, field="cell", remedy="run `agentpipe run`, or name a shard")
+    return [open_shard(path) for path in sorted(wanted)]
+
+
+def restore_shards(home: Path, shards: Sequence[str], *, progress: Progress = silent) -> list[Shard]:
+    """Makes the full records of shrunk shards again; see :func:`~agentpipe.experience.care.shrink.restore`."""
+    paths = [choose(home, text) for text in shards]
+    restored = []
+    with home_lock(home, "agentpipe buffer restore"):
+        for number, path in enumerate(paths):
+            progress("restore", number, len(paths))
+            restored.append(restore(path, home_pools(home)))
+    progress("restore", len(paths), len(paths))
+    return restored
+
+
+def compact_shards(
+    home: Path, folders: Sequence[Path], *, partition: str | None = None, out: Path | None = None, keep: bool = False
+) -> Shard:
+    """Merges shards, those in ``folders`` or all rollouts of a training, and removes them unless ``keep``.
+
+    Raises:
+        InputError: fewer than two shards, not of one cell or training, or claimed by somebody (who is named).
+        RecordError: an episode occurs twice.
+        CorruptError, VersionError, ShrunkError: one cannot be read.
+        LockHeldError: another process works on the home.
+    """
+    if partition is not None:
+        folder = partition.replace("|", "_")
+        places = home.glob(f"policy_checkpoint/{folder}/*/experience/*")
+        folders = [*folders, *(path for path in sorted(places) if look_at(path).state == "sealed")]
+    with home_lock(home, "agentpipe buffer compact"):
+        refuse_claimed([look_at(path) for path in folders], find_claims(home))
+        final = out if out is not None else folders[0].with_name(f"{folders[0].name}-compact") if folders else Path()
+        shard = compact(folders, final, quality=figures)
+        if not keep:
+            for path in folders:
+                remove_folder(path)
+        return shard
