@@ -193,9 +193,9 @@ def section(content: dict[str, Any]) -> str:
             f" from {sizes['warm_up_episodes']:,} expert episodes), learning rate constant, a look at"
             f" {sizes['validation']} validation environments × {sizes['validation_episodes']} episodes every"
             f" {sizes['validate_every']} updates;"
-            f" steps until a look shows {sizes['target']:.0%}, live environment steps alone. Recorded: "
-            f"{sizes['recorded_episodes']} episode(s) of each environment, by rules that act at random one time in five."
-            f" Budget {sizes['budget']:,} steps. Differences are paired by seed, with 95 % t intervals over"
+            f" steps until a look shows {sizes['target']:.0%}, live environment steps alone. Recorded:"
+            f" {sizes['recorded_episodes']} episode(s) of each environment, by rules that act at random one time in"
+            f" five. Budget {sizes['budget']:,} steps. Differences are paired by seed, with 95 % t intervals over"
             f" {content['seeds']} seeds."
         ),
         "",
