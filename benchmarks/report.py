@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
 from agentpipe.storage import read_json, write_bytes
-from benchmarks import buffer_report, seeds
+from benchmarks import buffer_learning, buffer_report, seeds
 from benchmarks.measure import RESULTS
 
 if TYPE_CHECKING:
@@ -125,11 +125,17 @@ def buffer_section(content: dict[str, Any]) -> str:
     return f"## Buffer\n\n{origin(content)}\n\n{buffer_report.section(content, human)}"
 
 
+def buffer_learning_section(content: dict[str, Any]) -> str:
+    """What the samplers are worth to training."""
+    return f"## What the samplers are worth to training\n\n{origin(content)}\n\n{buffer_learning.section(content)}"
+
+
 SECTIONS = {
     "seeds": seeds_section,
     "simulator": simulator_section,
     "training": training_section,
     "buffer": buffer_section,
+    "buffer_learning": buffer_learning_section,
 }
 
 
@@ -138,7 +144,11 @@ def results(folder: Path) -> str:
     parts = [HEAD]
     for name, section in SECTIONS.items():
         stored = folder / f"{name}.json"
-        parts.append(section(read_json(stored)) if stored.exists() else f"## {name.capitalize()}\n\nNot run yet.")
+        parts.append(
+            section(read_json(stored))
+            if stored.exists()
+            else f"## {name.capitalize().replace('_', ' ')}\n\nNot run yet."
+        )
     difficulty = folder / "difficulty.md"
     if difficulty.exists():
         parts.append(difficulty.read_text().strip())
