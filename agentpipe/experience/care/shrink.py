@@ -94,6 +94,8 @@ def regenerate_shard(path: Path, pool_for: PoolFor) -> Shard:
     compact = map_records(path / COMPACT, rec.COMPACT, manifest["steps"]).records
     _refuse_damage(path, episodes, compact)
     records, finals, words = play(manifest, names, episodes, compact, pool_for)
+    for array in (records, finals, words):
+        array.flags.writeable = False  # like the mapped ones
     full = {key: value for key, value in manifest.items() if key != "shrunk"}
     shard = Shard(
         path, full, records, episodes, finals, words, index, names, full.get("quality"), read_json(path / MEASUREMENTS)

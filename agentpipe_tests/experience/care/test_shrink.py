@@ -18,6 +18,7 @@ from agentpipe.experience.store.manifest import complete, read_manifest
 from agentpipe.experience.store.shard import is_shrunk, open_shard
 from agentpipe.storage import write_json
 from agentpipe_tests.experience.fakes import write_shard
+from agentpipe_tests.experience.store.contract import EpisodeStoreContract, split
 
 from .homes import make_home, record_line
 
@@ -163,3 +164,16 @@ def test_damaged_actions_are_named_before_anything_is_played(home, shard):
     with pytest.raises(CorruptError) as caught:
         regenerate_shard(shard.path, home_pools(home))
     assert caught.value.where == {"file": shard.path / "compact.bin", "record": 5}
+
+
+class TestShardMadeAgainFromSeedsAndActions(EpisodeStoreContract):
+    """The contract of stores, against what is not stored at all."""
+
+    @pytest.fixture
+    def stored(self, tmp_path):
+        make_home(tmp_path, cells=())
+        path = tmp_path / "trajectories/sensor-1/key"
+        full = record_line(path)
+        batch = tuple(np.array(part) for part in (full.records, full.episodes, full.finals, full.graph))
+        shrink(path, home_pools(tmp_path))
+        return regenerate_shard(path, home_pools(tmp_path)), list(split(batch))
