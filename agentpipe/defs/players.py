@@ -116,7 +116,7 @@ def tuned_rules(setting: Scene) -> Player:
 
     if setting.profile.digest == default_profile().digest:
         return RulesPlayer(setting.profile)
-    environments = setting.spread("train", TUNING_ENVIRONMENTS)
+    environments = setting.catalog.spread("train", TUNING_ENVIRONMENTS)
     names = [environment.environment_id for environment in environments]
 
     def score(player: Player) -> float:

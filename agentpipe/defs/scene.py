@@ -44,12 +44,6 @@ class Scene:
 
         return origin(self.seed, purpose, self.profile.digest)
 
-    def spread(self, split: str, most: int) -> tuple[EnvironmentSpec, ...]:
-        """At most ``most`` environments of a split, evenly spread over it."""
-        environments = self.catalog.environments(split)
-        count = min(most, len(environments))
-        return tuple(environments[index * len(environments) // count] for index in range(count))
-
 
 def scene(workspace: Workspace, cell: str | None = None) -> Scene:
     """The scene of the materialised assets: of one cell, or of all together."""

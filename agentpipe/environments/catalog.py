@@ -152,7 +152,11 @@ class Catalog:
                 message = f"catalogue too small: {count} {split} environments wanted, {have} there"
                 raise CatalogError(message, field=split, remedy=f"ask for 1 … {have}, or add templates")
             chosen += _spread(self, split, count)
-        return Catalog(sorted(chosen, key=lambda environment: environment.index))
+        return Catalog(_by_index(chosen))
+
+    def spread(self, split: str, most: int) -> tuple[EnvironmentSpec, ...]:
+        """At most ``most`` environments of a split, even over cells and spread over templates, in order of index."""
+        return tuple(_by_index(_spread(self, split, min(most, len(self.environments(split))))))
 
 
 def load_catalog(folder: Path | None = None) -> Catalog:
@@ -291,6 +295,10 @@ def _assert_disjoint(environments: Sequence[EnvironmentSpec]) -> dict[str, int |
         **{f"{split}_environments": len(ids[split]) for split in SPLITS},
         **{f"{split}_templates": len(templates[split]) for split in SPLITS},
     }
+
+
+def _by_index(environments: list[EnvironmentSpec]) -> list[EnvironmentSpec]:
+    return sorted(environments, key=lambda environment: environment.index)
 
 
 def _spread(catalog: Catalog, split: str, count: int) -> list[EnvironmentSpec]:

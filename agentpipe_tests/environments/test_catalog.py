@@ -248,3 +248,18 @@ def test_added_templates_move_nobody(folder):
     after = (folder / "splits.csv").read_text()
     assert after == before + "t0684,holdout,\n"  # a new template of a hold-out line is held out
     assert load_catalog(folder).counts()["train"] == 7_000
+
+
+@pytest.mark.parametrize("most", [15, 350, 1_000, 1_400])  # every fifth or twentieth in order would be of one intensity
+def test_a_part_of_a_split_is_even_over_cells(most):
+    chosen = load_catalog().spread("train", most)
+    counts = Counter(environment.cell for environment in chosen)
+    assert len({environment.environment_id for environment in chosen}) == most
+    assert set(counts) == set(CELLS)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert [environment.index for environment in chosen] == sorted(environment.index for environment in chosen)
+
+
+def test_a_part_larger_than_the_split_is_the_split():
+    catalog = load_catalog()
+    assert catalog.spread("validation", 10_000) == tuple(catalog.environments("validation"))
