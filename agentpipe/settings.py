@@ -82,7 +82,7 @@ class ExperienceSettings(_Section):
     record_training: bool = Field(True, description="keep the live rollouts of training as shards")
     shard_steps: int = Field(262_144, gt=0, description="steps after which training begins another shard")
     full_mb: int = Field(
-        512, ge=0, description="full records that a training keeps; its older shards shrink to seeds and actions"
+        256, ge=0, description="full records that a training keeps; its older shards shrink to seeds and actions"
     )
     budget_mb: int | None = Field(None, gt=0, description="disk budget of all shards in the home; none = no limit")
 
