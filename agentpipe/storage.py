@@ -11,7 +11,9 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 HOME_FORMAT = 1
 _STAGING = ".staging-"
+_HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # of characters that JSON writes as two escapes
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
@@ -123,20 +126,32 @@ def write_json(path: Path, obj: Any) -> None:
     write_bytes(path, text.encode() + b"\n")
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not finite")
+    return number
+
+
 def read_json(path: Path) -> Any:
     """Reads a JSON file.
 
     Raises:
-        CorruptError: the file is missing, no file, not UTF-8 or not JSON.
+        CorruptError: the file is missing, no file, not UTF-8 or not JSON, or holds what is never written: a NaN, an
+            infinity, half a character, a number of thousands of digits.
     """
     try:
-        return json.loads(path.read_bytes().decode())
+        text = path.read_bytes().decode()
+        content = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        if _HALVES.search(text):
+            json.dumps(content, ensure_ascii=False).encode()
     except FileNotFoundError as error:
         raise CorruptError("file is missing", file=path, remedy="restore it or build it again") from error
     except OSError as error:
         raise CorruptError(f"cannot be read: {error.strerror}", file=path, remedy="restore it") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"not valid JSON: {error}", file=path, remedy="restore it or build it again") from error
+    return content
 
 
 @contextlib.contextmanager
@@ -162,25 +177,26 @@ def publish_directory(final: Path) -> Iterator[Path]:
         _fsync_path(final.parent)
 
 
-def replace_directory(source: Path, final: Path, *, exchange: bool = True) -> None:
+def replace_directory(source: Path, final: Path, *, swap: bool = True) -> None:
     """Renames the directory ``source`` to ``final``, where another one may lie: that one is removed then.
 
     Linux exchanges the two names in one step, so that at no instant is ``final`` missing; a process that is killed then
     leaves the old one under the name of ``source``. Where it cannot (another system, some network file systems), or
-    without ``exchange``, the old one is moved aside first.
+    without ``swap``, the old one is moved aside first.
     """
     if not final.exists():
         os.rename(source, final)
     elif not final.is_dir():
         os.unlink(final)
         os.rename(source, final)
-    elif exchange and _exchange(source, final):
+    elif swap and exchange(source, final):
         shutil.rmtree(source, ignore_errors=True)
     else:
         _move_aside(source, final)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def exchange(one: Path, other: Path) -> bool:
+    """Exchanges the names of two files or directories in one step; False where the system cannot."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:

@@ -66,7 +66,7 @@ def test_a_directory_that_is_replaced_is_never_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exchange", [True, False])
 def test_a_file_or_a_directory_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
     if not exchange:
-        monkeypatch.setattr(storage, "_exchange", lambda *_: False)  # as on a system that cannot
+        monkeypatch.setattr(storage, "exchange", lambda *_: False)  # as on a system that cannot
     (tmp_path / "file").write_text("old")
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     for name in ("file", "folder"):
@@ -117,3 +117,18 @@ def test_the_limit_of_a_files_size_ended_in_a_traceback(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("kept", b"old")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}', '{"a": "\\ud800"}', '{"\\uDFFF": 1}', "1" * 5_000],
+)
+def test_json_that_nobody_wrote_is_an_error_of_its_file(tmp_path, text):
+    (tmp_path / "file.json").write_text(text)
+    with pytest.raises(CorruptError, match=r"not valid JSON.*file\.json"):
+        read_json(tmp_path / "file.json")
+
+
+def test_a_character_of_two_escapes_is_read(tmp_path):
+    (tmp_path / "file.json").write_text('"\\ud83d\\ude00"')
+    assert read_json(tmp_path / "file.json") == "😀"

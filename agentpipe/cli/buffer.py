@@ -243,14 +243,17 @@ def parse_size(text: str, field: str) -> int:
     Raises:
         InputError: nothing of the kind.
     """
+    import math
+
     from agentpipe.environments.csvio import parse_number
 
     upper = text.strip().upper().removesuffix("B")
     digits = upper.rstrip("KMGTI").strip()
     unit, number = upper[len(upper.rstrip("KMGTI")) :], parse_number(digits)
-    if number is None or number < 0 or unit not in _UNITS:
+    size = -1.0 if number is None or unit not in _UNITS else number * _UNITS[unit]
+    if not 0 <= size < math.inf:
         raise InputError(f"not a size: {text!r}", field=field, remedy="write it as 500MB, 20GB or 1.5GiB")
-    return round(number * _UNITS[unit])
+    return round(size)
 
 
 def size_text(size: float) -> str:

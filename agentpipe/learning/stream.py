@@ -35,7 +35,7 @@ from agentpipe.experience.store.live import open_live
 from agentpipe.experience.store.manifest import MANIFEST, read_manifest
 from agentpipe.experience.store.shard import is_open, open_shard
 from agentpipe.experience.store.writer import ShardWriter
-from agentpipe.storage import typed_os_errors
+from agentpipe.storage import replace_directory, typed_os_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -260,12 +260,14 @@ class Stream:
         return self._shard
 
     def _seal_full(self) -> None:
-        if self._writer is not None and self._writer.steps >= self.options.shard_steps:
+        if self._writer is not None and self._writer.appended >= self.options.shard_steps:
             self._seal()
 
     def _seal(self) -> None:
-        """Seals what counts; a shard without episodes stays open."""
+        """Seals what was appended; a shard without episodes stays open."""
         writer = self._writer
+        if writer is not None:
+            writer.flush()  # when a group counts decides nothing
         if writer is None or not writer.episodes:
             return
         steps, name = writer.steps, writer.directory.name
@@ -398,8 +400,7 @@ class Stream:
                 writer.append(*_first_episodes(source, episodes))
         del source
         with typed_os_errors(path):
-            shutil.rmtree(path)
-            again.rename(path)
+            replace_directory(again, path)
         self._writer = self._open_writer(path)
 
     def _remove_all_but(self, names: set[str]) -> None:

@@ -160,6 +160,16 @@ def test_full_shards_are_sealed_and_running_episodes_go_on_in_the_next(tmp_path,
     assert sorted(set(logged)) == names[:-1] if names[-1].startswith("running") else names
 
 
+def test_groups_that_count_together_decide_nothing_about_the_shards(tmp_path, statistics):
+    wholes = []
+    for durability in ("process", "power"):  # under power far fewer episodes than a group has
+        stream = StreamOptions(shard_steps=2 * AN_UPDATE, durability=durability)
+        wholes.append(run(tmp_path / durability, statistics, options(5, stream, checkpoint_every=3)))
+    assert digests(wholes[0]) == digests(wholes[1])
+    assert steps_by_ordinal(wholes[1]) == dict.fromkeys(range(1, 6), AN_UPDATE)
+    assert not any(is_open(path) for path in (tmp_path / "power" / "experience").iterdir())
+
+
 def test_streaming_changes_nothing_that_is_learned(tmp_path, statistics):
     plain = dataclasses.replace(options(3), stream=None)
     with_stream, without = run(tmp_path / "a", statistics, options(3)), run(tmp_path / "b", statistics, plain)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.errors import AgentpipeError, CorruptError, StoreError, VersionError
 from agentpipe.experience.care.cross_checks import COMPACT, check_compact, cross_check
-from agentpipe.experience.care.holdings import OPEN, find_below, find_claims, find_shards, holder_of
+from agentpipe.experience.care.holdings import (
+    OPEN,
+    begun,
+    find_below,
+    find_claims,
+    find_shards,
+    holder_of,
+    look_at,
+    nothing_counts,
+)
 from agentpipe.experience.store import records as rec
 from agentpipe.experience.store.audit import Damage, audit
 from agentpipe.experience.store.index import OPEN_INDEX, SEALED, SEALED_INDEX, OpenIndex, sealed_rows
 from agentpipe.experience.store.live import open_live
-from agentpipe.experience.store.lock import WriterLock
+from agentpipe.experience.store.lock import CHECK, WriterLock
 from agentpipe.experience.store.manifest import MANIFEST, NAMES, file_facts, read_manifest
 from agentpipe.experience.store.mapped import map_records
-from agentpipe.experience.store.shard import map_shard, read_names
+from agentpipe.experience.store.shard import is_open, map_shard, read_names
 from agentpipe.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -27,6 +37,7 @@ if TYPE_CHECKING:
     from agentpipe.experience.care.holdings import Claims, Holding
     from agentpipe.experience.store.shard import Shard
 
+_LOOKS: Final = 3
 FIX: Final = "agentpipe buffer check --fix"
 AGAIN: Final = "materialise these trajectories again"
 _REMEDIES: Final = {MANIFEST: f"{FIX}, then {AGAIN}"}
@@ -124,7 +135,7 @@ def _claim_problems(home: Path, shards: list[Holding], claims: Claims) -> Iterat
     for error in claims.unreadable:
         file = str(error.where.get("file", home))
         yield Problem("-", file, None, None, error.message, error.remedy)
-    found = {holding.path.resolve(): holding for holding in shards}
+    found = {holding.path.resolve(): holding for holding in shards if not nothing_counts(holding.path)}
     for folder, name in claims.current.items():
         file = f"references/trajectories/{name[13:-1]}.json"
         holding = found.get(folder)
@@ -159,9 +170,22 @@ class Checked:
 
 def check_shard(holding: Holding) -> Checked:
     """Checks one shard in whatever state it is."""
+    for _ in range(_LOOKS):
+        checked, now = _look_once(holding), look_at(holding.path)
+        if not holding.path.exists():
+            return Checked()
+        if not checked.damages or (now.state, now.said) == (holding.state, holding.said):
+            break
+        holding = now  # it was sealed, shrunk, restored or recorded anew meanwhile
+    return checked
+
+
+def _look_once(holding: Holding) -> Checked:
     checked = Checked()
     try:
-        if holding.state == "open":
+        if nothing_counts(holding.path):
+            return checked
+        if holding.state == "open" or begun(holding.path):
             _check_open(holding.path, checked)
         else:
             _check_closed(holding.path, checked)
@@ -170,6 +194,8 @@ def check_shard(holding: Holding) -> Checked:
         checked.remedy = f"{error.remedy}; agentpipe buffer retain --leftovers removes it where nobody refers to it"
     except StoreError as error:
         checked.damages.append(damage_of(error))
+    except OSError as error:
+        checked.damages.append(Damage(str(error.filename or "-"), f"cannot be read: {error.strerror}"))
     return checked
 
 
@@ -227,13 +253,19 @@ def _check_open(path: Path, checked: Checked) -> None:
     checked.damages += _look_at(shard)
     checked.held = holder_of(path)
     if checked.held is None and not checked.damages:
-        checked.damages += _leveldb(path, shard.episodes)
+        if os.access(path, os.W_OK):  # opening LevelDB writes
+            checked.damages += _leveldb(path, shard.episodes)
+        else:
+            checked.held = "nobody, but the folder is read-only"
 
 
 def _leveldb(path: Path, episodes: npt.NDArray[Any]) -> list[Damage]:
-    lock = WriterLock(path, "agentpipe buffer check")
+    lock = WriterLock(path, CHECK)
     try:
-        index = OpenIndex(path / OPEN_INDEX)
+        if not is_open(path):  # sealed meanwhile
+            lock.path.unlink(missing_ok=True)
+            return []
+        index = OpenIndex(path / OPEN_INDEX, make=False)
         try:
             return [Damage(OPEN_INDEX, text, row) for row, text in index.disagreements(episodes)]
         finally:

@@ -58,7 +58,7 @@ def compact(
         quality: Makes the figures of its manifest.
 
     Raises:
-        InputError: fewer than two, of different headers, or something lies at ``final``.
+        InputError: fewer than two, of different headers, or something lies at ``final``, or ``final`` in one of them.
         RecordError: an episode occurs twice; names it.
         CorruptError, VersionError, ShrunkError: one cannot be read.
         DiskFullError, HomeError: the new one cannot be written.
@@ -66,6 +66,9 @@ def compact(
     places = [folder.resolve() for folder in folders]
     if len(set(places)) < 2 or len(set(places)) < len(places):
         raise InputError("fewer than two different shards to merge", remedy="name at least two")
+    if any(final.resolve().is_relative_to(place) for place in places):
+        text = "the merged shard would lie inside one of those that are merged, and go with it"
+        raise InputError(text, file=final, remedy="choose another --out")
     if final.exists():
         raise InputError("something lies where the merged shard goes", file=final, remedy="choose another --out")
     shards = [open_shard(folder) for folder in folders]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from agentpipe.errors import AgentpipeError, CorruptError, InputError
 from agentpipe.experience.store import records as rec
+from agentpipe.experience.store.counter import newest
 from agentpipe.storage import read_json
 
 if TYPE_CHECKING:
@@ -33,7 +34,12 @@ _SIGNS: Final = (HEADER, COUNTER, rec.RECORDS, rec.EPISODES, COMPACT, INDEX)
 """a folder with one of these is a shard, or was meant to be one"""
 OPEN: Final = "open-"
 """before the name of a training's shard until it is sealed"""
+_BEFORE_HEADER: Final = frozenset({LOCK, COUNTER, rec.RECORDS, rec.EPISODES, rec.FINALS, rec.GRAPH, "index"})
 _HIDDEN: Final = ".staging-"
+_POINTER: Final = "checkpoints.json"
+"""which checkpoints there are, beside them"""
+_CLAIMING: Final = ("references", "references/trajectories", "policy_checkpoint")
+_UNTIL_THEN: Final = "restore it; until then nothing that it might refer to is deleted"
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,26 @@ def looks_like_shard(path: Path) -> bool:
     return any((path / name).is_file() for name in _SIGNS)
 
 
+def begun(path: Path) -> bool:
+    """True where the shard is open, or was, whether its header can be read or not."""
+    return (path / HEADER).exists() and not (path / MANIFEST).exists()
+
+
+def nothing_counts(path: Path) -> bool:
+    """True where a writer died before it had begun: no header yet, no sealed part, and a counter that says nothing."""
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else {HEADER}
+    if names - _BEFORE_HEADER:
+        return False
+    if COUNTER not in names:
+        return names <= {LOCK}
+    try:
+        data = (path / COUNTER).read_bytes()
+    except OSError:
+        return False
+    counts = newest(data)
+    return not any(data) if counts is None else counts.episodes == 0
+
+
 def look_at(path: Path) -> Holding:
     """What lies in ``path``; nothing but the manifest or header is read."""
     name = HEADER if (path / HEADER).exists() else MANIFEST
@@ -189,15 +215,28 @@ def find_claims(home: Path) -> Claims:
     A file that cannot be read is not an error here: it is in ``unreadable``, and whoever deletes has to mind it.
     """
     gathering = _Gathering(home)
+    for place in (*(home / name for name in _CLAIMING), *home.glob("policy_checkpoint/*/*/checkpoints")):
+        gathering.need_folder(place)
     for path in sorted(home.glob("references/trajectories/*.json")):
         gathering.take(path, gathering.reference)
-    for path in sorted(home.glob("policy_checkpoint/*/*/checkpoints/*/manifest.json")):
-        if not path.parent.name.startswith(_HIDDEN):
-            gathering.take(path, gathering.checkpoint)
-    for path in sorted(home.glob("policy_checkpoint/*/*/*/package.json")):
+    for folder in sorted(home.glob("policy_checkpoint/*/*/checkpoints/*")):
+        if folder.is_dir() and not folder.name.startswith(_HIDDEN):
+            gathering.take(folder / MANIFEST, gathering.checkpoint)
+    packages = {*home.glob("policy_checkpoint/*/*/*/package.json")}
+    packages |= {folder / "package.json" for folder in home.glob("policy_checkpoint/*/*/package") if folder.is_dir()}
+    for path in sorted(packages):
         if not path.parent.name.startswith(_HIDDEN):
             gathering.take(path, gathering.package)
     return gathering.claims()
+
+
+def _retired(checkpoint: Path) -> bool:
+    """True where the pointer beside a checkpoint lists it no more: its removal goes on, or was cut short."""
+    try:
+        names = read_json(checkpoint.parent / _POINTER)["checkpoints"]
+    except (CorruptError, KeyError, TypeError):
+        return False
+    return isinstance(names, list) and checkpoint.name not in names
 
 
 class _Gathering:
@@ -214,11 +253,16 @@ class _Gathering:
         try:
             reader(path, read_json(path))
         except AgentpipeError as error:
-            self.unreadable.append(error)
+            if path.exists() or not _retired(path.parent):
+                self.unreadable.append(error)
         except (AttributeError, KeyError, TypeError) as error:
-            remedy = "restore it; until then nothing that it might refer to is deleted"
-            self.unreadable.append(CorruptError("it cannot be told what it refers to", file=path, remedy=remedy))
+            self.unreadable.append(CorruptError("it cannot be told what it refers to", file=path, remedy=_UNTIL_THEN))
             del error
+
+    def need_folder(self, path: Path) -> None:
+        """Something else in the place of a folder hides what lay in it."""
+        if path.exists() and not path.is_dir():
+            self.unreadable.append(CorruptError("not a folder", file=path, remedy=_UNTIL_THEN))
 
     def reference(self, _: Path, content: Any) -> None:  # noqa: ANN401 - JSON
         name = f"trajectories[{content['partition']}]"

@@ -62,23 +62,24 @@ def inventory(home: Path) -> list[ShardFigures]:
 def figures(holding: Holding, claims: Claims) -> ShardFigures:
     """What one shard says of itself."""
     said, training = holding.said, training_of(holding.path)
-    quality = said.get("quality") or {}
+    quality = _mapping(said.get("quality"))
+    cell = said.get("cell")
     policies = _policies(said)
     episodes, steps = _counts(holding)
     sealed = sealed_ns(said)
     return ShardFigures(
         path=holding.path,
         state=holding.state,
-        cell=said.get("cell"),
+        cell=cell if isinstance(cell, str) else None,
         training=training.parent.name if training else None,
         digest=holding.digest,
         episodes=episodes,
         steps=steps,
         bytes=holding.bytes,
         policies=tuple(dict.fromkeys(f"{policy.get('player')} {policy.get('version')}" for policy in policies)),
-        ordinals=tuple(sorted({int(policy["ordinal"]) for policy in policies if "ordinal" in policy})),
-        idle_share=quality.get("idle_share"),
-        coverage=quality.get("coverage"),
+        ordinals=tuple(sorted(_ordinals(said))),
+        idle_share=_share(quality.get("idle_share")),
+        coverage=_share(quality.get("coverage")),
         sealed_at=None if sealed is None else iso(sealed),
         holder=holder_of(holding.path) if holding.state == "open" else None,
         claims=claims.on(holding),
@@ -102,13 +103,11 @@ def totals(shards: Sequence[ShardFigures]) -> dict[str, Any]:
 
 def sealed_ns(said: Mapping[str, Any]) -> int | None:
     """When a shard was sealed, in nanoseconds UTC, as its manifest says; ``None`` where it does not."""
-    made = (said.get("sealed") or {}).get("made_at")
-    if isinstance(made, int) and not isinstance(made, bool):
-        return made
+    made = _mapping(said.get("sealed")).get("made_at")
     if isinstance(made, str):
         try:
             return round(dt.datetime.fromisoformat(made).timestamp() * 1e9)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
     return None
 
@@ -120,7 +119,24 @@ def iso(time_ns: int) -> str:
 
 def newest_ordinal(said: Mapping[str, Any]) -> int | None:
     """The newest behaviour policy of a shard, by ordinal."""
-    return max((int(policy["ordinal"]) for policy in _policies(said) if "ordinal" in policy), default=None)
+    return max(_ordinals(said), default=None)
+
+
+def _ordinals(said: Mapping[str, Any]) -> set[int]:
+    found = {_count(policy.get("ordinal")) for policy in _policies(said)}
+    return {ordinal for ordinal in found if ordinal is not None}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
+
+
+def _share(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
 
 
 def _policies(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -132,5 +148,4 @@ def _counts(holding: Holding) -> tuple[int | None, int | None]:
     if holding.state == "open":
         counts = newest((holding.path / COUNTER).read_bytes()) if (holding.path / COUNTER).is_file() else None
         return (None, None) if counts is None else (counts.episodes, counts.steps)
-    episodes, steps = holding.said.get("episodes"), holding.said.get("steps")
-    return (episodes if isinstance(episodes, int) else None), (steps if isinstance(steps, int) else None)
+    return _count(holding.said.get("episodes")), _count(holding.said.get("steps"))

@@ -19,6 +19,7 @@ from agentpipe.experience.graph import derive_parents, words_of
 from agentpipe.experience.regenerate import compact_of
 from agentpipe.experience.store import records as rec
 from agentpipe.experience.store.checksum import find_flip, range_checksums, wrong, xxh64
+from agentpipe.experience.store.header import header_checksum
 from agentpipe.experience.store.manifest import _outside_checksum, manifest_digest
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 SEARCHES: Final = 64
 """records of a file in which a changed byte is looked for"""
 _SMALL_FILE: Final = 4_096
+_LONGEST: Final = 1 << 16
+"""bytes of JSON in which a flipped bit is looked for: more would take minutes"""
 _BITS: Final = tuple(1 << bit for bit in range(8))
 _WORDS_SEARCHED: Final = 512
 Array = npt.NDArray[Any]
@@ -220,7 +223,16 @@ def mend_file(data: bytes, facts: Mapping[str, Any]) -> bytes | None:
 
 def mend_manifest(data: bytes) -> bytes | None:
     """A manifest with one flipped bit undone, or ``None``."""
+    if len(data) > _LONGEST:
+        return None
     return next((tried for tried in _changes(data, _BITS) if _is_manifest(tried)), None)
+
+
+def mend_header(data: bytes) -> bytes | None:
+    """The header of an open shard with one flipped bit undone, or ``None``."""
+    if len(data) > _LONGEST:
+        return None
+    return next((tried for tried in _changes(data, _BITS) if _is_header(tried)), None)
 
 
 def _changes(data: bytes, changes: Sequence[int]) -> Iterator[bytes]:
@@ -233,6 +245,14 @@ def _changes(data: bytes, changes: Sequence[int]) -> Iterator[bytes]:
             raw[place] ^= change
 
 
+def _is_header(data: bytes) -> bool:
+    try:
+        header = json.loads(data)
+        return bool(header["checksum"] == header_checksum(header))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return False
+
+
 def _is_manifest(data: bytes) -> bool:
     try:
         manifest = json.loads(data)
@@ -241,5 +261,5 @@ def _is_manifest(data: bytes) -> bool:
             lambda: manifest["sealed"]["checksum"] == _outside_checksum(manifest),
         )
         return all(check() for check in checks)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return False

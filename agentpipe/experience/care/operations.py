@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from agentpipe.errors import AgentpipeError, CorruptError, InputError
+from agentpipe.errors import AgentpipeError, CorruptError, InputError, VersionError
 from agentpipe.experience.care.check import Report, check_folder, check_home
 from agentpipe.experience.care.compaction import compact, refuse_claimed
 from agentpipe.experience.care.holdings import find_below, find_claims, find_shards, holder_of, look_at, training_of
@@ -20,14 +20,15 @@ from agentpipe.experience.care.retention import Candidate, Plan, Rules, plan
 from agentpipe.experience.care.shrink import restore, shrink
 from agentpipe.experience.origin import home_pools, is_built_in
 from agentpipe.experience.store import records as rec
+from agentpipe.experience.store.manifest import MANIFEST, read_manifest
 from agentpipe.experience.store.shard import Shard, open_shard
 from agentpipe.progress import Progress, silent
-from agentpipe.storage import home_lock
+from agentpipe.storage import home_lock, typed_os_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from agentpipe.experience.care.holdings import Claims, Holding
+    from agentpipe.experience.care.holdings import Claims, Holding, State
 
 _PREFIX_MIN: Final = 6
 
@@ -145,12 +146,13 @@ def _plan(home: Path, rules: Rules, now_ns: int | None) -> Plan:
 
 
 def candidate(holding: Holding, claims: Claims) -> Candidate:
-    """What retention has to know of a shard."""
+    """What retention has to know of a shard; whose it is can be told only where its manifest is as it was sealed."""
     said = holding.said
-    shrinkable = holding.state == "sealed" and is_built_in(said)
+    state, readable = _condition(holding)
+    shrinkable = state == "sealed" and readable and is_built_in(said)
     return Candidate(
         path=holding.path,
-        state=holding.state,
+        state=state,
         group=holding.group,
         recorded=training_of(holding.path) is None,
         bytes=holding.bytes,
@@ -159,9 +161,21 @@ def candidate(holding: Holding, claims: Claims) -> Candidate:
         ordinal=newest_ordinal(said),
         claims=claims.on(holding),
         current=claims.is_current(holding),
-        holder=holder_of(holding.path) if holding.state == "open" else None,
-        readable=holding.state in ("open", "damaged") or said.get("format") == rec.FORMAT,
+        holder=holder_of(holding.path) if state == "open" else None,
+        readable=readable,
     )
+
+
+def _condition(holding: Holding) -> tuple[State, bool]:
+    """Its state, ``damaged`` where the manifest is altered, and whether it is of the format that this program reads."""
+    if holding.state in ("sealed", "shrunk"):
+        try:
+            read_manifest(holding.path / MANIFEST)
+        except VersionError:
+            return holding.state, False
+        except CorruptError:
+            return "damaged", True
+    return holding.state, True
 
 
 def _shrunk_bytes(holding: Holding) -> int:
@@ -172,8 +186,9 @@ def _shrunk_bytes(holding: Holding) -> int:
 
 def remove_folder(path: Path) -> None:
     """Takes a folder away at once (by rename), then its content; whoever has a file of it mapped keeps it."""
-    aside = Path(tempfile.mkdtemp(prefix=".staging-gone-", dir=path.parent))
-    path.rename(aside / path.name)
+    with typed_os_errors(path):
+        aside = Path(tempfile.mkdtemp(prefix=".staging-gone-", dir=path.parent))
+        path.rename(aside / path.name)
     shutil.rmtree(aside, ignore_errors=True)
 
 

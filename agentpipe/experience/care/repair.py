@@ -19,11 +19,13 @@ from agentpipe.errors import AgentpipeError, CorruptError, VersionError
 from agentpipe.experience.care.check import check_shard
 from agentpipe.experience.care.compaction import merge
 from agentpipe.experience.care.cross_checks import COMPACT, cross_check
+from agentpipe.experience.care.holdings import begun
 from agentpipe.experience.care.inventory import iso
 from agentpipe.experience.care.mending import (
     Parts,
     mend,
     mend_file,
+    mend_header,
     mend_manifest,
     mend_records,
     read_array,
@@ -35,6 +37,7 @@ from agentpipe.experience.origin import is_built_in
 from agentpipe.experience.quality import measure_quality
 from agentpipe.experience.store import records as rec
 from agentpipe.experience.store.checksum import wrong
+from agentpipe.experience.store.header import read_header
 from agentpipe.experience.store.index import SEALED_INDEX, sealed_rows
 from agentpipe.experience.store.manifest import (
     MANIFEST,
@@ -45,7 +48,7 @@ from agentpipe.experience.store.manifest import (
     manifest_digest,
     read_manifest,
 )
-from agentpipe.experience.store.shard import Shard, read_names
+from agentpipe.experience.store.shard import HEADER, Shard, read_names
 from agentpipe.storage import publish_directory, read_json, typed_os_errors, write_bytes, write_json
 
 if TYPE_CHECKING:
@@ -92,8 +95,8 @@ def fix(holding: Holding, workshop: Workshop) -> list[str]:
 
     path = holding.path
     try:
-        if holding.state == "open":
-            return fix_open(path, workshop)
+        if holding.state == "open" or begun(path):
+            return _header(path) + fix_open(path, workshop)
         manifest, done = _manifest(path)
     except VersionError:
         return []  # of another format: nothing is wrong with it
@@ -102,6 +105,19 @@ def fix(holding: Holding, workshop: Workshop) -> list[str]:
     if manifest.get("shrunk"):
         return done + _fix_shrunk(path, manifest, workshop)
     return done + _fix_sealed(path, manifest, workshop)
+
+
+def _header(path: Path) -> list[str]:
+    """The header of an open shard, with one flipped bit undone."""
+    try:
+        read_header(path)
+    except CorruptError:
+        mended = mend_header((path / HEADER).read_bytes()) if (path / HEADER).is_file() else None
+        if mended is None:
+            raise
+        write_bytes(path / HEADER, mended)
+        return ["one flipped bit of the header"]
+    return []
 
 
 def _manifest(path: Path) -> tuple[dict[str, Any], list[str]]:

@@ -216,7 +216,7 @@ def _make_room(actions: list[Action], group: str | None, limit: int) -> int:
 
 
 def _closed(action: Action) -> bool:
-    return action.verb == "keep" and action.candidate.state in ("sealed", "shrunk")
+    return action.verb == "keep" and action.candidate.readable and action.candidate.state in ("sealed", "shrunk")
 
 
 def _delete(action: Action) -> Action | None:

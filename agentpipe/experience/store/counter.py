@@ -74,7 +74,10 @@ def read_counts(descriptor: int, path: Path) -> Counts:
     """
     for _ in range(_ATTEMPTS):
         # A writer may be between the two; it never writes both at once for long.
-        counts = newest(os.pread(descriptor, 2 * SLOT_BYTES, 0))
+        try:
+            counts = newest(os.pread(descriptor, 2 * SLOT_BYTES, 0))
+        except OSError as error:
+            raise CorruptError(f"cannot be read: {error.strerror}", file=path, remedy=_REMEDY) from error
         if counts is not None:
             return counts
     raise CorruptError("neither slot of the counter is whole", file=path, remedy=_REMEDY)

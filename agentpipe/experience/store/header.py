@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.errors import CorruptError, RecordError, VersionError
 from agentpipe.experience.store import records as rec
+from agentpipe.experience.store.checksum import xxh64
 from agentpipe.experience.store.counter import COUNTER, newest
 from agentpipe.experience.store.index import OPEN_INDEX, SEALED_INDEX
 from agentpipe.experience.store.manifest import MANIFEST, MEASUREMENTS, NAMES
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_PARTS: Final = frozenset({"format", "header", "policies", "boot"})
 _NEEDED: Final = ("observation_size", "action_count", "policies")
 _REMEDY: Final = "run agentpipe buffer check --fix"
 
@@ -61,7 +63,7 @@ class Header:
             DiskFullError, HomeError: it cannot be written.
         """
         facts = {"format": rec.FORMAT, "header": self.content, "policies": self.policies, "boot": self.boot}
-        write_json(self.path, facts)
+        write_json(self.path, {**facts, "checksum": header_checksum(facts)})
 
 
 def current_boot() -> str:
@@ -72,11 +74,16 @@ def current_boot() -> str:
         return ""
 
 
+def header_checksum(facts: Mapping[str, Any]) -> str:
+    """XXH64 of all that a header says but for this."""
+    return f"{xxh64(canonical_json({key: value for key, value in facts.items() if key != 'checksum'})):016x}"
+
+
 def read_header(directory: Path) -> Header:
     """Reads ``header.json``.
 
     Raises:
-        CorruptError: missing or not a header.
+        CorruptError: missing, not a header, or altered.
         VersionError: of another format.
     """
     path = directory / HEADER
@@ -86,6 +93,13 @@ def read_header(directory: Path) -> Header:
     if facts.get("format") != rec.FORMAT:
         text = f"open shard of format {facts.get('format')!r}, this program writes {rec.FORMAT}"
         raise VersionError(text, file=path, remedy="let the agentpipe that began it seal it, or remove it")
+    try:
+        # Without one it is of the time before headers had a checksum.
+        fits = facts.get("checksum") == header_checksum(facts) if "checksum" in facts else set(facts) <= _PARTS
+    except ValueError:  # a number that is none
+        fits = False
+    if not fits:
+        raise CorruptError("content differs from its checksum", file=path, field="content", remedy=_REMEDY)
     policies, content = facts.get("policies"), facts["header"]
     sizes = [content.get(name) for name in _NEEDED[:2]]
     if not isinstance(policies, list) or not all(isinstance(size, int) and size > 0 for size in sizes):
@@ -131,8 +145,9 @@ def _only_leftovers(directory: Path) -> None:
     counter = directory / COUNTER
     if not counter.exists():
         return
-    counts = newest(counter.read_bytes())
-    if counts is not None and counts.episodes:
+    data = counter.read_bytes()
+    counts = newest(data)
+    if counts.episodes if counts is not None else any(data):  # nothing but zeros: not written to yet
         raise CorruptError("file is missing", file=directory / HEADER, remedy="restore it")
     with typed_os_errors(directory):
         for name in (rec.RECORDS, rec.EPISODES, rec.FINALS, rec.GRAPH, COUNTER):

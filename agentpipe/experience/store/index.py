@@ -102,15 +102,17 @@ class OpenIndex:
     """LevelDB behind a class that raises typed errors and can be made to agree with the episode table.
 
     Args:
-        path: Its folder; made where it is missing.
+        path: Its folder.
+        make: Where it is missing it is made.
 
     Raises:
         CorruptError: LevelDB cannot read what is there.
         DiskFullError: no room.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, make: bool = True) -> None:
         self.path = path
+        self._make = make
         self._database: Any = None
         self._put = 0
         self._open()
@@ -123,7 +125,9 @@ class OpenIndex:
             message = "this process was forked from one that had written a shard, where LevelDB would wait for ever"
             raise StoreError(message, file=self.path, remedy=remedy)
         try:
-            self._database = plyvel.DB(str(self.path), create_if_missing=True, compression=None)
+            self._database = plyvel.DB(
+                str(self.path), create_if_missing=self._make, paranoid_checks=True, compression=None
+            )
         except plyvel.Error as error:
             raise self._typed(error) from error
 
@@ -154,28 +158,43 @@ class OpenIndex:
 
     def count(self) -> int:
         """How many episodes are entered, as of the last batch."""
-        return int.from_bytes(self._database.get(_COUNT, b""), "little")
+        import plyvel
+
+        try:
+            return int.from_bytes(self._database.get(_COUNT, b"", verify_checksums=True), "little")
+        except plyvel.Error as error:
+            raise self._typed(error) from error
 
     def entries(self) -> Iterator[Entry]:
         """Every entry, in the order of the keys."""
         import plyvel
 
         try:
-            for key, value in self._database.iterator(stop=_COUNT):
+            for key, value in self._database.iterator(stop=_COUNT, verify_checksums=True):
                 yield _decode(key, value)
         except (plyvel.Error, struct.error) as error:
             raise self._typed(error) from error
 
     def find(self, environment: int, step: int, time_ns: int) -> Entry | None:
-        """The entry of the greatest key that is not above the wanted one, where it is of the same episode."""
+        """The entry of the greatest key that is not above the wanted one, where it is of the same episode.
+
+        Raises:
+            CorruptError: LevelDB cannot read it.
+        """
         if not (0 <= environment < 1 << 32 and 0 <= step < 1 << 48 and -_SIGN <= time_ns < _SIGN):
             return None
         stop = encode_key(environment, step, time_ns)
-        with self._database.iterator(stop=stop, include_stop=True, reverse=True) as found:
-            for key, value in found:
-                entry = _decode(key, value)
-                same = entry.environment == environment and entry.episode == step >> STEP_BITS
-                return entry if same else None
+        import plyvel
+
+        backwards = self._database.iterator(stop=stop, include_stop=True, reverse=True, verify_checksums=True)
+        try:
+            with backwards as found:
+                for key, value in found:
+                    entry = _decode(key, value)
+                    same = entry.environment == environment and entry.episode == step >> STEP_BITS
+                    return entry if same else None
+        except (plyvel.Error, struct.error) as error:
+            raise self._typed(error) from error
         return None
 
     def disagreements(self, episodes: npt.NDArray[Any]) -> Iterator[tuple[int, str]]:

@@ -80,10 +80,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
         remedy = "use the agentpipe that wrote it" if newer else REMEDY
         text = f"shard format {manifest['format']!r}, this program reads {rec.FORMAT}"
         raise VersionError(text, file=path, remedy=remedy)
-    if manifest.get("digest") != manifest_digest(manifest):
+    try:
+        digest, sealed = manifest_digest(manifest), manifest.get("sealed")
+        checksum = _outside_checksum(manifest) if isinstance(sealed, dict) else None
+    except ValueError as error:
+        raise CorruptError(f"holds what is never written: {error}", file=path, field="digest", remedy=REMEDY) from error
+    if manifest.get("digest") != digest:
         raise CorruptError("content differs from its digest", file=path, field="digest", remedy=REMEDY)
-    sealed = manifest.get("sealed")
-    if not isinstance(sealed, dict) or sealed.get("checksum") != _outside_checksum(manifest):
+    if not isinstance(sealed, dict) or sealed.get("checksum") != checksum:
         raise CorruptError("content differs from its checksum", file=path, field="sealed", remedy=REMEDY)
     wrong = [name for name in _COUNTS if not isinstance(manifest.get(name), int) or manifest[name] < 0]
     if wrong:

@@ -77,8 +77,7 @@ class GrowingFile:
             CorruptError: someone has cut the file short.
             DiskFullError: no room; what was there stays.
         """
-        if os.fstat(self._descriptor).st_size < len(self._map):
-            raise CorruptError("someone has cut the file short", file=self.path, remedy=REMEDY)
+        self.still_whole()
         if count <= self.capacity:
             return
         step = max(LARGEST_STEP // self.dtype.itemsize, 1)
@@ -87,6 +86,15 @@ class GrowingFile:
         except DiskFullError:
             # No room for plenty; perhaps for what is needed now.
             self._allocate(count)
+
+    def still_whole(self) -> None:
+        """Asks the system for the file's size; call it before touching what was mapped.
+
+        Raises:
+            CorruptError: someone has cut the file short.
+        """
+        if self._descriptor >= 0 and os.fstat(self._descriptor).st_size < len(self._map):
+            raise CorruptError("someone has cut the file short", file=self.path, remedy=REMEDY)
 
     def sync(self) -> None:
         """Returns when all that was written is on disk."""

@@ -26,7 +26,7 @@ from agentpipe.experience.store.mapped import map_records
 from agentpipe.experience.store.seal import move
 from agentpipe.experience.store.shard import WORD
 from agentpipe.experience.store.writer import ShardWriter
-from agentpipe.storage import typed_os_errors
+from agentpipe.storage import exchange, typed_os_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,8 +92,11 @@ def recover(directory: Path, quarantine: Path | None = None) -> Recovery:
             for batch in _batches(parts, np.flatnonzero(whole)):
                 writer.append(*batch)
         aside = _aside(quarantine or directory.parent / "quarantine", directory.name)
-        move(directory, aside)
-        move(fresh, directory)
+        with typed_os_errors(directory):
+            swapped = exchange(fresh, directory)  # at no instant is there no shard
+        move(fresh if swapped else directory, aside)
+        if not swapped:
+            move(fresh, directory)
     finally:
         lock.release()
     return Recovery(int(whole.sum()), counted - int(whole.sum()), aside)

@@ -61,7 +61,7 @@ def seal(
         "record_bytes": view.records.itemsize,
         "fields": rec.describe(view.records.dtype),
         "reasons": list(reasons),
-        "content": content_digest(view.records, view.episodes, view.finals, view.graph),
+        "content": content_digest(view.records, view.episodes, view.finals, view.graph, before=view.still_whole),
         "bytes": size,
     }
     del view
@@ -97,7 +97,7 @@ def move(source: Path, final: Path) -> None:
                 raise HomeError("a shard cannot move to another file system", file=final, remedy=remedy) from error
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            replace_directory(source, final, exchange=False)  # killed in between, the open shard is still there
+            replace_directory(source, final, swap=False)  # killed in between, the open shard is still there
         for folder in {source.parent, final.parent}:
             _sync_folder(folder)
 

@@ -16,7 +16,7 @@ from agentpipe.errors import CorruptError, ShrunkError
 from agentpipe.experience.store import records as rec
 from agentpipe.experience.store.index import SEALED, SEALED_INDEX, STEP_BITS, find_row
 from agentpipe.experience.store.manifest import MANIFEST, MEASUREMENTS, NAMES, read_manifest
-from agentpipe.experience.store.mapped import MappedRecords, map_records
+from agentpipe.experience.store.mapped import GrowingFile, MappedRecords, map_records
 from agentpipe.storage import read_json
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Shard:
     names: Mapping[int, str]
     quality: Mapping[str, Any] | None
     measurements: Mapping[str, float]
-    files: tuple[MappedRecords, ...] = field(default=(), repr=False)
+    files: tuple[MappedRecords | GrowingFile, ...] = field(default=(), repr=False)
 
     @property
     def digest(self) -> str:

@@ -7,6 +7,7 @@ between leaves an open shard that :meth:`ShardWriter.open` takes up again with e
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -23,7 +24,7 @@ from agentpipe.experience.store.index import OPEN_INDEX, STEP_BITS, open_index, 
 from agentpipe.experience.store.keys import EpisodeKeys, episode_keys
 from agentpipe.experience.store.lock import WriterLock
 from agentpipe.experience.store.mapped import REMEDY, GrowingFile
-from agentpipe.experience.store.shard import WORD, Shard
+from agentpipe.experience.store.shard import HEADER, WORD, Shard
 from agentpipe.storage import typed_os_errors
 
 if TYPE_CHECKING:
@@ -118,6 +119,10 @@ class ShardWriter:
         return cls(directory, header, durability=durability, holder=holder, capacity=capacity, group=group)
 
     def _open_files(self, capacity: int) -> None:
+        counter, begun = self.directory / COUNTER, (self.directory / HEADER).exists()
+        if begun and not (counter.exists() and counter.stat().st_size):
+            # Made before the header is: without it nothing would count any more.
+            raise CorruptError("the counter is gone", file=counter, remedy=REMEDY)
         self._counter = Counter(self.directory / COUNTER)
         self._counts = self._written = self._counter.counts
         for name, dtype, room, counted in (
@@ -148,6 +153,11 @@ class ShardWriter:
         return self._counts.steps
 
     @property
+    def appended(self) -> int:
+        """Steps that count, and those of a group that does not yet."""
+        return self._written.steps
+
+    @property
     def episodes(self) -> int:
         """Episodes that count."""
         return self._counts.episodes
@@ -156,6 +166,7 @@ class ShardWriter:
     def recorded(self) -> npt.NDArray[Any]:
         """The rows (``records.EPISODE``) of all episodes that count, read-only."""
         self._require_open()
+        self._files[3].still_whole()
         return _read_only(self._files[3].records[: self.episodes])
 
     @property
@@ -164,14 +175,22 @@ class ShardWriter:
         return self._header.manifest()
 
     def view(self) -> Shard:
-        """Everything that counts now, read-only, without an index of its own: ask the writer's :meth:`find`."""
+        """Everything that counts now, read-only, without an index of its own: ask the writer's :meth:`find`.
+
+        Raises:
+            CorruptError: someone has cut a file short.
+        """
         self._require_open()
+        for file in self._files:
+            file.still_whole()
         counts = self._counts
         lengths = counts.steps, counts.finals, counts.words, counts.episodes
         arrays = [_read_only(file.records[:length]) for file, length in zip(self._files, lengths, strict=True)]
         records, finals, graph, episodes = arrays
         manifest = {**self.header, "format": rec.FORMAT, "steps": counts.steps, "episodes": counts.episodes}
-        return Shard(self.directory, manifest, records, episodes, finals, graph, _NO_INDEX, {}, None, {})
+        return Shard(
+            self.directory, manifest, records, episodes, finals, graph, _NO_INDEX, {}, None, {}, tuple(self._files)
+        )
 
     def find(self, environment: int, episode: int) -> int | None:
         """The row of an episode that counts, or None."""
@@ -187,11 +206,17 @@ class ShardWriter:
             time_ns: When it was taken; None = whenever.
         """
         latest = np.iinfo(np.int64).max if time_ns is None else time_ns
-        entry = self._usable().find(environment, step_id, int(latest))
+        try:
+            entry = self._usable().find(environment, step_id, int(latest))
+        except CorruptError:
+            self._drop_index()
+            shutil.rmtree(self.directory / OPEN_INDEX, ignore_errors=True)
+            entry = self._usable().find(environment, step_id, int(latest))
         step = step_id & ((1 << STEP_BITS) - 1)
         if entry is None or step >= entry.steps:
             return None
         number = entry.first + step
+        self._files[0].still_whole()
         return number if time_ns is None or int(self._files[0].records["time_ns"][number]) == time_ns else None
 
     # -------------------------------------------------------------------------------------------- what is added

@@ -17,6 +17,7 @@ from agentpipe.experience.store.checksum import fill, range_checksums
 from agentpipe.experience.store.counter import COUNTER
 from agentpipe.experience.store.live import open_live
 from agentpipe.experience.store.shard import open_shard
+from agentpipe.experience.store.writer import ShardWriter
 from agentpipe.storage import home_lock
 from agentpipe_tests.experience.fakes import make_episodes, write_shard
 
@@ -282,10 +283,24 @@ def test_an_open_shard_is_repaired_and_goes_on(home, damage):
     shard = open_live(folder)
     assert len(shard.episodes) == episodes
     assert shard.records.tobytes() == expected
-    from agentpipe.experience.store.writer import ShardWriter
-
     with ShardWriter.open(folder, header) as writer:
         assert writer.episodes == episodes
+
+
+@pytest.mark.parametrize(
+    "left", [(), ("lock",), ("lock", "counter.bin"), ("lock", "counter.bin", "records.bin", "index")]
+)
+def test_what_a_writer_left_that_died_before_it_began_is_no_damage_unless_somebody_needs_it(home, shard, left):
+    folder = home / "policy_checkpoint/2026-01-01_manual/feedfacefeedface/experience/updates-000001"
+    with ShardWriter.open(folder, {"observation_size": 1, "action_count": 1, "policies": []}):
+        pass
+    for file in folder.iterdir():
+        if file.name not in left:
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+    assert check_home(home).ok
+    shutil.rmtree(shard)
+    folder.rename(shard)
+    assert not check_home(home).ok
 
 
 def test_a_lost_episode_of_an_open_shard_is_set_aside(home):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -119,11 +121,22 @@ def test_rollouts_of_a_training_are_merged_unless_a_checkpoint_names_them(tmp_pa
     with pytest.raises(InputError, match="updates-000060 cannot be merged: checkpoint update-000020-abc"):
         compact_shards(home, [], partition="2026-01-01|manual")
     assert len(list(folder.iterdir())) == 2
-    (home / "policy_checkpoint/2026-01-01_manual/feedfacefeedface/checkpoints/update-000020-abc/manifest.json").unlink()
+    shutil.rmtree(home / "policy_checkpoint/2026-01-01_manual/feedfacefeedface/checkpoints/update-000020-abc")
     merged = compact_shards(home, [], partition="2026-01-01|manual")
     assert contents([open_shard(merged.path)]) == expected
     assert [path.name for path in folder.iterdir()] == ["updates-000000-compact"]
     assert merged.manifest["quality"]["episodes"] == len(expected)
+
+
+def test_a_merged_shard_inside_one_of_its_sources_would_go_with_it(tmp_path):
+    home = tmp_path / "home"
+    make_home(home)
+    folder = home / "policy_checkpoint/2026-01-01_manual/feedfacefeedface/experience"
+    parts = [record_line(folder / f"updates-{first:06d}", purpose="TRAIN", first_episode=first) for first in (0, 60)]
+    for out in (parts[0].path / "merged", parts[1].path / "a" / ".." / "merged", parts[0].path):
+        with pytest.raises(InputError, match="inside one of those"):
+            compact_shards(home, [part.path for part in parts], out=out)
+    assert all(open_shard(part.path).digest == part.digest for part in parts)
 
 
 def test_current_trajectories_are_not_merged(tmp_path):
