@@ -257,6 +257,16 @@ def prepare_home(home: Path) -> None:
 
 
 @contextlib.contextmanager
+def _room_for_nothing() -> Iterator[None]:
+    """A full disk is no error here: whoever holds the lock may be about to make room."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
+@contextlib.contextmanager
 def home_lock(home: Path, holder: str) -> Iterator[None]:
     """Holds the home's one writer lock while the body runs; the lock dies with the process.
 
@@ -274,8 +284,9 @@ def home_lock(home: Path, holder: str) -> Iterator[None]:
             other = os.pread(descriptor, 4096, 0).decode(errors="replace").strip() or "unknown"
             remedy = "wait until it ends, or use another --home"
             raise LockHeldError(f"the home is held by {other}", file=path, remedy=remedy) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{holder} (process {os.getpid()})".encode(), 0)
+        with typed_os_errors(path), _room_for_nothing():
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{holder} (process {os.getpid()})".encode(), 0)
         yield
     finally:
         os.close(descriptor)

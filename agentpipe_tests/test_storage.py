@@ -132,3 +132,14 @@ def test_json_that_nobody_wrote_is_an_error_of_its_file(tmp_path, text):
 def test_a_character_of_two_escapes_is_read(tmp_path):
     (tmp_path / "file.json").write_text('"\\ud83d\\ude00"')
     assert read_json(tmp_path / "file.json") == "😀"
+
+
+def test_a_full_disk_does_not_keep_anyone_from_making_room(tmp_path, monkeypatch):
+    prepare_home(tmp_path)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with home_lock(tmp_path, "retention"):
+        pass

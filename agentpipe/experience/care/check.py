@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from agentpipe.errors import AgentpipeError, CorruptError, StoreError, VersionError
+from agentpipe.errors import AgentpipeError, CorruptError, DiskFullError, HomeError, StoreError, VersionError
 from agentpipe.experience.care.cross_checks import COMPACT, check_compact, cross_check
 from agentpipe.experience.care.holdings import (
     OPEN,
@@ -253,13 +253,15 @@ def _check_open(path: Path, checked: Checked) -> None:
     checked.damages += _look_at(shard)
     checked.held = holder_of(path)
     if checked.held is None and not checked.damages:
-        if os.access(path, os.W_OK):  # opening LevelDB writes
+        try:
             checked.damages += _leveldb(path, shard.episodes)
-        else:
-            checked.held = "nobody, but the folder is read-only"
+        except (DiskFullError, HomeError) as error:  # opening LevelDB writes: full or read-only
+            checked.held = f"nobody, but {error.message}"
 
 
 def _leveldb(path: Path, episodes: npt.NDArray[Any]) -> list[Damage]:
+    if not os.access(path, os.W_OK):
+        raise HomeError("the folder is read-only", file=path)
     lock = WriterLock(path, CHECK)
     try:
         if not is_open(path):  # sealed meanwhile

@@ -49,7 +49,12 @@ class GrowingFile:
         try:
             size = os.fstat(self._descriptor).st_size
             _require(path, size, dtype.itemsize, counted)
-            self._allocate(max(capacity, counted, size // dtype.itemsize, 1))
+            there = max(counted, size // dtype.itemsize, 1)
+            try:
+                self._allocate(max(capacity, there))
+            except DiskFullError:
+                # No room for plenty; perhaps for what is there.
+                self._allocate(there)
         except BaseException:
             self.close()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from agentpipe.environments.layout import REASONS
-from agentpipe.errors import CorruptError
+from agentpipe.errors import CorruptError, DiskFullError
 from agentpipe.experience.care.check import check_folder
 from agentpipe.experience.care.operations import check
 from agentpipe.experience.store import recovery
@@ -25,7 +26,7 @@ def folder(tmp_path):
     """Twenty episodes, LevelDB in a table of its own."""
     with ShardWriter.open(tmp_path / "open", header(), capacity=16) as writer:
         writer.append(*make_episodes(np.random.default_rng(0), 20))
-    ShardWriter.open(tmp_path / "open", header()).close()
+    ShardWriter.open(tmp_path / "open", header(), capacity=16).close()
     return tmp_path / "open"
 
 
@@ -150,3 +151,26 @@ def test_a_recovery_that_is_killed_between_its_renames_leaves_a_shard(folder, mo
     with pytest.raises(KilledError):
         recover(folder)
     assert len(open_live(folder).episodes) == 19
+
+
+def test_a_shard_is_taken_up_where_there_is_room_for_what_it_holds_and_no_more(folder, monkeypatch):
+    allocate = os.posix_fallocate
+
+    def full(descriptor, offset, size):
+        if size > 1 << 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with ShardWriter.open(folder, header()) as writer:
+        assert writer.episodes == 20
+
+
+def test_a_check_on_a_full_disk_says_that_leveldb_was_not_looked_at(folder, monkeypatch):
+    def full(*_, **__):
+        raise DiskFullError("the disk is full", file=folder)
+
+    monkeypatch.setattr("agentpipe.experience.care.check.OpenIndex", full)
+    report = check_folder(folder)
+    assert report.ok
+    assert list(report.held.values()) == ["nobody, but the disk is full"]
