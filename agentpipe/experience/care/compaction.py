@@ -91,6 +91,8 @@ def merge(
         keep: Of each shard bool ``[episodes]``; ``None`` = all.
         quality: Makes the figures of its manifest.
     """
+    for shard in shards:
+        shard.still_whole()
     chosen = (
         [np.flatnonzero(kept) for kept in keep]
         if keep is not None
@@ -149,6 +151,8 @@ def _append(
     source: npt.NDArray[np.int64],
     rows: npt.NDArray[np.int64],
 ) -> None:
+    for shard in shards:
+        shard.still_whole()
     steps, episodes, finals, parents = [], [], [], []
     for number, row in zip(source.tolist(), rows.tolist(), strict=True):
         shard = shards[number]
@@ -161,6 +165,8 @@ def _append(
         if at != rec.NO_FINAL:
             finals.append(shard.finals[at : at + 1])
     cut = np.concatenate(finals) if finals else None
+    for shard in shards:
+        shard.still_whole()  # else what was copied may be zeros
     writer.append(np.concatenate(steps), np.concatenate(episodes), cut, np.concatenate(parents))
 
 

@@ -78,6 +78,7 @@ def export_steps(shards: Sequence[Shard], out: Path, *, group_steps: int = GROUP
     steps = 0
     with _aside(out) as file, _writer(file, schema, out.suffix) as write:
         for shard in shards:
+            shard.still_whole()
             for first, last in _groups(shard.episodes["steps"], group_steps):
                 shard.still_whole()
                 batch = _batch(shard, first, last, schema)

@@ -145,7 +145,9 @@ def begun(path: Path) -> bool:
 
 def nothing_counts(path: Path) -> bool:
     """True where a writer died before it had begun: no header yet, no sealed part, and a counter that says nothing."""
-    names = {entry.name for entry in path.iterdir()} if path.is_dir() else {HEADER}
+    names = (
+        {entry.name for entry in path.iterdir() if not entry.name.startswith(_HIDDEN)} if path.is_dir() else {HEADER}
+    )
     if names - _BEFORE_HEADER:
         return False
     if COUNTER not in names:

@@ -134,6 +134,7 @@ class SampleSet:
     def episodes(self, ids: Ids) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
         """Number of the shard, u16[n], and row of the episode in it, i64[n], of each of ``ids``."""
         shards, numbers = self.locate(ids)
+        self.still_whole(shards)
         rows = np.empty(len(numbers), np.int64)
         for shard in np.unique(shards):
             here = shards == shard
@@ -200,6 +201,7 @@ class SampleSet:
     @cached_property
     def episode(self) -> npt.NDArray[np.uint32]:
         """Number of the episode of each step, u32[size]: rows of the first shard, then of the second, and so on."""
+        self.still_whole()
         parts, before = [], 0
         for shard in self.shards:
             rows = np.arange(before, before + len(shard.episodes), dtype=np.uint32)
