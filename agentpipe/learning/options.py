@@ -157,7 +157,7 @@ class StreamOptions:
 
     shard_steps: int = 262_144
     """counted steps after which a shard is sealed and another begun"""
-    full_bytes: int = 512 * 2**20
+    full_bytes: int = 256 * 2**20
     """full records that a run keeps; its older shards are shrunk to seeds and actions"""
     durability: Literal["process", "power"] = "process"
     """counted steps survive kill -9 (process) or also power loss, up to a group (power)"""
