@@ -247,13 +247,26 @@ def prepare_home(home: Path) -> None:
     if not marker.exists():
         write_json(marker, {"format": HOME_FORMAT})
         return
+    check_home_format(home)
+    if not os.access(home, os.W_OK):
+        raise HomeError("the home is not writable", file=home, remedy="choose a writable folder with --home")
+
+
+def check_home_format(home: Path) -> None:
+    """Says whether this program can read ``home``; one without a marker is too young to have another format.
+
+    Raises:
+        VersionError: written by a newer agentpipe.
+        CorruptError: the marker is damaged.
+    """
+    marker = home / "format.json"
+    if not marker.exists():
+        return
     content = read_json(marker)
     found = content.get("format") if isinstance(content, dict) else None
     if found != HOME_FORMAT:
         remedy = "use the agentpipe that wrote it, or another --home"
         raise VersionError(f"home format {found!r}, this program reads {HOME_FORMAT}", file=marker, remedy=remedy)
-    if not os.access(home, os.W_OK):
-        raise HomeError("the home is not writable", file=home, remedy="choose a writable folder with --home")
 
 
 @contextlib.contextmanager

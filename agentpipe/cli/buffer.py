@@ -225,15 +225,14 @@ def export(
 def _settings(home: Path | None, path: Path | None = None) -> Settings:
     """The settings, where the home is there and of a format that this program reads; not needed with ``path``."""
     from agentpipe.settings import load_settings
-    from agentpipe.storage import prepare_home
+    from agentpipe.storage import check_home_format
 
     settings = load_settings(home=home)
     if path is None:
         if not settings.home.is_dir():
             remedy = "run `agentpipe run` first, or choose another with --home"
             raise InputError("there is no home yet", file=settings.home, remedy=remedy)
-        if (settings.home / "format.json").exists():
-            prepare_home(settings.home)
+        check_home_format(settings.home)
     return settings
 
 
@@ -283,7 +282,7 @@ def _print_report(report: Report) -> None:
     for problem in report.problems:
         typer.echo(str(problem))
     for repair in report.repairs:
-        typer.echo(f"repaired {repair}")
+        typer.echo(repair if ": not repaired: " in repair else f"repaired {repair}")
     for shard, holder in report.held.items():
         typer.echo(f"{shard}: held by {holder}; its LevelDB was not looked at")
     typer.echo(

@@ -217,8 +217,11 @@ class Recorder:
         episodes["steps"] = self.length[rows]
         episodes["final"] = rec.NO_FINAL
         if ended:
-            for name in ("return", "elapsed_seconds", "decision_seconds", "success", "reason", "mode", "machine"):
+            for name in ("return", "decision_seconds", "success", "reason"):
                 episodes[name] = getattr(self.pool, f"result_{name}")[rows]
+            for name, unknown in (("elapsed_seconds", 0.0), ("mode", -1), ("machine", -1)):  # what only the line tells
+                told = getattr(self.pool, f"result_{name}", None)
+                episodes[name] = unknown if told is None else told[rows]
         else:
             self._describe_cut(rows, episodes)
         return episodes

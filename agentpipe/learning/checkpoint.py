@@ -61,7 +61,7 @@ class Checkpoint:
 
 
 def save(checkpoint: Checkpoint, directory: Path, *, keep: int = 2) -> Path:
-    """Publishes ``checkpoint`` below ``directory`` and removes all but the newest ``keep``.
+    """Publishes ``checkpoint`` below ``directory`` and removes all but the newest ``keep`` that the pointer names.
 
     Returns:
         The checkpoint's own directory.
@@ -80,8 +80,9 @@ def save(checkpoint: Checkpoint, directory: Path, *, keep: int = 2) -> Path:
         seal(staging, _MANIFEST, full, files)
     names = [*(name for name in _names(directory) if name != final.name), final.name]
     write_json(directory / _POINTER, {"format": FORMAT, "checkpoints": names[-keep:]})
-    for name in names[:-keep]:
-        shutil.rmtree(directory / name, ignore_errors=True)
+    for folder in directory.glob("update-*"):  # those of a process that died here, too
+        if folder.name not in names[-keep:]:
+            shutil.rmtree(folder, ignore_errors=True)
     return final
 
 

@@ -200,7 +200,11 @@ class TrainingOptions:
 
     def digest(self) -> str:
         """Digest of every option but how live rollouts are recorded, which changes no result."""
-        return digest_bytes(canonical_json({**as_json(self), "stream": None}))
+        return digest_bytes(canonical_json(self.decisive()))
+
+    def decisive(self) -> dict[str, Any]:
+        """Every option that changes a result, as plain JSON values."""
+        return {**as_json(self), "stream": None}
 
 
 def as_json(options: DataclassInstance) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import torch
 from agentpipe.errors import CheckpointError
 from agentpipe.learning.checkpoint import Checkpoint
 from agentpipe.learning.network import PolicyNetwork
-from agentpipe.learning.options import TrainingOptions, as_json
 from agentpipe.learning.package import load_weights
 from agentpipe.learning.rewards import RewardScaler
 from agentpipe.learning.tensors import Arrays, required, unpack
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from agentpipe.environments.pool import LinePool
     from agentpipe.learning.gates import WarmUpFigures
     from agentpipe.learning.normalisation import ObservationStatistics
+    from agentpipe.learning.options import TrainingOptions
 
 _NAMED = {"rollouts": 1, "order": 2, "weights": 3, "replay": 4}
 
@@ -95,7 +95,7 @@ class TrainingState:
             **vars(self.counters),
             "warm_up": None if self.warm_up is None else vars(self.warm_up),
             "uniforms": self.uniforms.bit_generator.state,
-            "options": as_json(self.options),
+            "options": self.options.decisive(),
             "options_digest": self.options.digest(),
             "learning_rate": float(self.optimiser.param_groups[0]["lr"]),
             "observation_names": list(self.statistics.names),

@@ -18,7 +18,7 @@ from agentpipe.learning.imitation import warm_up
 from agentpipe.learning.interruption import deferred_signals
 from agentpipe.learning.metrics import Events, Utilisation
 from agentpipe.learning.network import PolicyNetwork
-from agentpipe.learning.options import TrainingOptions, as_json, share_at
+from agentpipe.learning.options import TrainingOptions, share_at
 from agentpipe.learning.package import PolicyPackage
 from agentpipe.learning.ppo import prepare, update
 from agentpipe.learning.replay import open_replay, replayed_rows
@@ -363,7 +363,7 @@ class _Run:
             **self.context["provenance"],
             "parent": self.context["parent"],
             "configuration_digest": self.context["configuration_digest"],
-            "training_options": as_json(self.options),
+            "training_options": self.options.decisive(),
             "update": counters.best_update if state.best else counters.update,
             "environment_steps": counters.environment_steps,
             "best_validation": counters.best_score,

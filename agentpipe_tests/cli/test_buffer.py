@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from agentpipe.cli.buffer import parse_size, size_text
 from agentpipe.cli.main import app
-from agentpipe.errors import InputError
+from agentpipe.errors import HomeError, InputError
 from agentpipe.experience.store.shard import is_shrunk, open_shard
 from agentpipe_tests.experience.care.homes import DTYPE, checkpoint, flip, make_home, record_line
 
@@ -270,3 +270,27 @@ def test_sizes_are_shown_with_three_figures_or_four():
         "5.0 GB",
         "20.0 TB",
     ]
+
+
+@pytest.mark.parametrize("command", [("check",), ("stats",), ("show", "t0016.sensor-1")])
+def test_a_home_that_cannot_be_written_can_still_be_read(home, monkeypatch, command):
+    def refuse(_):
+        raise HomeError("the home is not writable", file=home)
+
+    monkeypatch.setattr("agentpipe.storage.prepare_home", refuse)
+    code, document = call(*command, "--home", home)
+    assert code == 0, document
+
+
+@pytest.mark.parametrize(
+    "name", ["records.bin", "episodes.bin", "graph.bin", "index.bin", "names.json", "manifest.json"]
+)
+def test_a_folder_in_place_of_a_file_does_not_keep_other_shards_from_repair(home, name):
+    other = "trajectories/load-2/0123456789abcdef/records.bin"
+    before = (home / other).read_bytes()
+    (home / CURRENT / name).unlink()
+    (home / CURRENT / name).mkdir()
+    flip(home / other, 100)
+    _, document = call("check", "--fix", "--home", home)
+    assert {problem["shard"] for problem in document["problems"]} <= {CURRENT}
+    assert (home / other).read_bytes() == before

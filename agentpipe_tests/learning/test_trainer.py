@@ -12,7 +12,7 @@ import pytest
 from agentpipe.errors import CheckpointError, LearningError, NonFiniteError, VersionError
 from agentpipe.learning import checkpoint as checkpoints
 from agentpipe.learning.gates import Breaker, training_gate, warm_up_gate
-from agentpipe.learning.options import GateOptions, NetworkOptions, share_at, training_options
+from agentpipe.learning.options import GateOptions, NetworkOptions, StreamOptions, share_at, training_options
 from agentpipe.learning.package import PolicyPackage
 from agentpipe.learning.trainer import train
 from agentpipe.settings import Settings
@@ -177,6 +177,26 @@ def test_nan_leaves_the_last_checkpoint_untouched(tmp_path):
     assert last.name.startswith("update-000002")
     assert checkpoints.load(last).content["update"] == 2
     assert not list(tmp_path.rglob(".staging-*"))
+
+
+def test_checkpoints_of_a_process_that_died_between_two_renames_do_not_stay(tmp_path):
+    left = tmp_path / "checkpoints/update-000001-0123456789ab"
+    left.mkdir(parents=True)
+    (left / "manifest.json").write_text("{}")
+    result = run(tmp_path, tiny_options(checkpoint_every=1, budget_steps=1_024))
+    assert not left.exists()
+    assert result.checkpoint.exists()
+
+
+def test_how_live_rollouts_are_kept_is_no_part_of_a_policys_digest(tmp_path):
+    packages = []
+    for name, stream in (
+        ("none", None),
+        ("small", StreamOptions(shard_steps=64)),
+        ("power", StreamOptions(durability="power")),
+    ):
+        packages.append(run(tmp_path / name, tiny_options(budget_steps=512, stream=stream)).package.digest)
+    assert len(set(packages)) == 1
 
 
 def flip(file, where=-1):

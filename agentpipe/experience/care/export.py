@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentpipe.errors import InputError
+from agentpipe.errors import HomeError, InputError
 from agentpipe.experience.graph import influence
 from agentpipe.storage import typed_os_errors
 
@@ -195,7 +195,10 @@ def _aside(out: Path) -> Iterator[BinaryIO]:
     """A file beside ``out`` that takes its name when the body ends well."""
     with typed_os_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=".staging-", dir=out.parent)
+        try:
+            descriptor, name = tempfile.mkstemp(prefix=".staging-", dir=out.parent)
+        except FileNotFoundError as error:  # of folders that take no files, such as /proc
+            raise HomeError("no file can be made here", file=out, remedy="choose another --out") from error
         try:
             with os.fdopen(descriptor, "wb") as file:
                 yield file

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from agentpipe.errors import AgentpipeError, CorruptError, VersionError
+from agentpipe.errors import AgentpipeError, CorruptError, HomeError, VersionError
 from agentpipe.experience.care.check import check_shard
 from agentpipe.experience.care.compaction import merge
 from agentpipe.experience.care.cross_checks import COMPACT, cross_check
@@ -81,11 +81,18 @@ def fix_all(holdings: Iterable[Holding], workshop: Workshop) -> list[str]:
     """Repairs every shard that needs it; returns one sentence a repair.
 
     What cannot be repaired here stays as it is: the next check says so again.
+
+    Raises:
+        DiskFullError: no room for a repair.
     """
     repairs: list[str] = []
     for holding in holdings:
         if check_shard(holding).damages:
-            repairs += [f"{holding.path.parent.name}/{holding.path.name}: {text}" for text in fix(holding, workshop)]
+            try:
+                done = fix(holding, workshop)
+            except HomeError as error:  # such as a folder in place of a file: the other shards still want theirs
+                done = [f"not repaired: {error}"]
+            repairs += [f"{holding.path.parent.name}/{holding.path.name}: {text}" for text in done]
     return repairs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -119,3 +120,5 @@ def test_a_failure_leaves_what_was_there(shard, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(HomeError):
         export_steps([shard], tmp_path / "file" / "steps.arrow")
+    with pytest.raises(HomeError):
+        export_steps([shard], Path("/proc/steps.arrow"))
