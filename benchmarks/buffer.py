@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING
 
 from benchmarks import buffer_others, buffer_own
 from benchmarks.buffer_crash import kill_often, reopen
-from benchmarks.buffer_shares import home_shards, played_shards, shares
+from benchmarks.buffer_shares import home_shards, played_shards, shares, trained_shards
 from benchmarks.measure import Contestant, take_turns
 from benchmarks.worker import Found
 from benchmarks.worker import main as worker_main
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from benchmarks.measure import Figure
 
 HOME, ALONE = "AGENTPIPE_BENCHMARK_HOME", "AGENTPIPE_BENCHMARK_ALONE"
 """hand the options to the pinned process"""
@@ -36,9 +38,7 @@ def body(cores: int, smoke: bool) -> Found:  # noqa: FBT001 - called by the work
         folder = Path(name)
         found = Found()
         crashes = [kill_often(folder / "killed", sizes.kills), *reopen(folder, sizes.transitions, sizes.reopenings)]
-        home = os.environ.get(HOME)
-        recorded = home_shards(Path(home)) if home else played_shards(folder, 4, sizes.line_episodes // 4)
-        drawn = shares(recorded, "a home after a run" if home else "rules, one step in five at random")
+        drawn = what_is_drawn(folder, sizes)
         contestants = gather_contestants(folder, sizes, found)
         for group in dict.fromkeys(contestant.name.partition(":")[0] for contestant in contestants):
             turns = [contestant for contestant in contestants if contestant.name.partition(":")[0] == group]
@@ -46,6 +46,16 @@ def body(cores: int, smoke: bool) -> Found:  # noqa: FBT001 - called by the work
         found.figures += take_turns(buffer_own.line_writers(folder, sizes), cores, sizes.repeats)
         found.figures += [*crashes, *drawn]
     return found
+
+
+def what_is_drawn(folder: Path, sizes: buffer_own.Sizes) -> list[Figure]:
+    """Shares under each sampler: of a home's recordings and of its champion's play, else of a few by rule."""
+    rules = "rules, one step in five at random"
+    if not (home := os.environ.get(HOME)):
+        return shares(played_shards(folder, 4, sizes.line_episodes // 4), rules)
+    drawn = shares(home_shards(Path(home)), f"recorded before training ({rules})")
+    trained = trained_shards(Path(home), folder / "trained")
+    return drawn + (shares(trained, "the trained policy, sampled") if trained else [])
 
 
 def gather_contestants(folder: Path, sizes: buffer_own.Sizes, found: Found) -> list[Contestant]:

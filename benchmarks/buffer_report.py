@@ -40,7 +40,9 @@ def section(content: dict[str, Any], human: Callable[[float], str]) -> str:
         parts.append(f"### kill -9\n\n{listed(crashes, human)}")
     drawn = [figure for figure in facts if not figure["rates"]]
     if drawn:
-        parts.append(f"### What is drawn\n\n{WORDS}\n\n{shares(drawn, human)}")
+        parts.append(f"### What is drawn\n\n{WORDS}")
+        sources = dict.fromkeys(figure["notes"]["source"] for figure in drawn)
+        parts += [shares([one for one in drawn if one["notes"]["source"] == source], human) for source in sources]
     return "\n\n".join(parts)
 
 
@@ -55,7 +57,10 @@ def shares(figures: Sequence[dict[str, Any]], human: Callable[[float], str]) -> 
     """Shares of draws, and coverage."""
     first = figures[0]
     rows = [
-        f"{first['notes']['shards']} shards of {human(first['steps'])} steps in all: {first['notes']['source']}.",
+        (
+            f"**{first['notes']['source'].capitalize()}**: {first['notes']['shards']} shards of"
+            f" {human(first['steps'])} steps in all."
+        ),
         "",
     ]
     rows += ["| share of draws | uniform | causal | causal ÷ uniform |", "|---|---:|---:|---:|"]

@@ -76,6 +76,41 @@ def home_shards(home: Path) -> list[Shard]:
     ]
 
 
+def trained_shards(home: Path, folder: Path) -> list[Shard]:
+    """One episode of every training environment by the home's champion, sampled; one shard a cell, none without one."""
+    from agentpipe.environments.catalog import load_catalog
+    from agentpipe.environments.layout import Purpose
+    from agentpipe.environments.line_profile import default_profile
+    from agentpipe.environments.parameters import CELLS
+    from agentpipe.environments.pool import build_pool
+    from agentpipe.environments.table_store import TableStore
+    from agentpipe.experience.record import record_trajectories
+    from agentpipe.learning.champion import ChampionStore
+    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.player import PolicyPlayer
+
+    champion = ChampionStore(home / "champion").current()
+    if champion is None:
+        return []
+    player = PolicyPlayer(PolicyPackage.load(home / champion.package), greedy=False, name="champion")
+    catalog, table, profile = load_catalog(), TableStore(home).current(), default_profile()
+    return [
+        record_trajectories(
+            lambda some: build_pool(some, table, profile, seed=0, purpose=Purpose.COLLECT),
+            player,
+            environments=catalog.environments("train", cell),
+            table=table,
+            episodes_per_env=1,
+            out_dir=folder / cell,
+            cell=cell,
+            policy_version=champion.digest,
+            policy_ordinal=champion.sequence,
+            durability="process",
+        )
+        for cell in CELLS
+    ]
+
+
 def played_shards(folder: Path, count: int, episodes: int) -> list[Shard]:
     """Small shards of the line, played by rule: for a look without a run."""
     from agentpipe.experience.store.writer import ShardWriter
