@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ concurrency:
     max_concurrent_runs: 1   # one home, one lock: a second run would only wait for it
 """
 OURS = "agentpipe/main-job"
+_ROOM_OF_THE_LOG = 1 << 20  # bytes that an event and the log's index need at most
 _UNFINISHED = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 
@@ -58,8 +60,9 @@ def typed_storage_errors(home: Path) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            said = " ".join(str(cause) for cause in causes(error) if isinstance(cause, sqlite3.OperationalError))
-            if "disk is full" in said:
+            found = list(causes(error))
+            said = " ".join(str(cause) for cause in found if isinstance(cause, sqlite3.OperationalError))
+            if "disk is full" in said or (said and (_no_room(home) or any(map(_of_a_full_disk, found)))):
                 remedy = "free space and run again: what is finished is kept"
                 raise DiskFullError("the disk is full", file=home, remedy=remedy) from error
             if said:
@@ -68,6 +71,16 @@ def typed_storage_errors(home: Path) -> Iterator[None]:
                     f"the event log cannot be written: {said}", file=home / "dagster", remedy=remedy
                 ) from error
             raise
+
+
+def _no_room(home: Path) -> bool:
+    """SQLite says "disk I/O error" where its index of the log (``-shm``) has no room to grow; so ask the disk."""
+    found = os.statvfs(home)
+    return found.f_bavail * found.f_frsize < _ROOM_OF_THE_LOG
+
+
+def _of_a_full_disk(error: BaseException) -> bool:
+    return isinstance(error, DiskFullError) or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

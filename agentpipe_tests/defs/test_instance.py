@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
 
 import pytest
 
@@ -35,4 +36,53 @@ def test_what_sqlite_says_becomes_a_typed_error(tmp_path, said, typed):
     error = RuntimeError("an event could not be stored")
     error.__context__ = sqlite3.OperationalError(said)
     with pytest.raises(typed), typed_storage_errors(tmp_path):
+        raise error
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of two mebibytes; needs the right to mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(disk, leave):
+    """Fills ``disk`` to the last page but ``leave`` bytes."""
+    with pytest.raises(OSError, match="No space"), (disk / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    with (disk / "filler").open("r+b") as file:
+        file.truncate((disk / "filler").stat().st_size - leave)
+
+
+@pytest.mark.parametrize("leave", range(0, 17 * 4096, 4096))
+def test_wherever_sqlite_runs_out_of_space_the_disk_is_said_to_be_full(small_disk, leave):
+    """With its log's index out of room it answers "disk I/O error", with its log "database or disk is full"."""
+    fill(small_disk, leave)
+    with pytest.raises(DiskFullError), typed_storage_errors(small_disk):  # noqa: PT012
+        log = sqlite3.connect(small_disk / "log.db")
+        log.execute("pragma journal_mode=wal")
+        log.execute("create table event (body blob)")
+        for _ in range(100):
+            log.execute("insert into event values (zeroblob(5000))")
+            log.commit()
+
+
+def test_a_full_disk_further_down_the_chain_is_a_full_disk(tmp_path):
+    error = RuntimeError("an event could not be stored")
+    error.__context__ = sqlite3.OperationalError("disk I/O error")
+    error.__context__.__context__ = OSError(28, "No space left on device")
+    with pytest.raises(DiskFullError), typed_storage_errors(tmp_path):
+        raise error
+
+
+def test_an_error_of_the_log_on_a_disk_with_room_is_of_the_home(tmp_path):
+    error = RuntimeError("an event could not be stored")
+    error.__context__ = sqlite3.OperationalError("disk I/O error")
+    with pytest.raises(HomeError, match="disk I/O error"), typed_storage_errors(tmp_path):
         raise error
