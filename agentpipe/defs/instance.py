@@ -80,7 +80,9 @@ def _no_room(home: Path) -> bool:
 
 
 def _of_a_full_disk(error: BaseException) -> bool:
-    return isinstance(error, DiskFullError) or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
+    return isinstance(error, DiskFullError) or (
+        isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    )
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
