@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import zoneinfo
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as MalformedError
 
@@ -87,6 +88,65 @@ class ExperienceSettings(_Section):
     budget_mb: int | None = Field(None, gt=0, description="disk budget of all shards in the home; none = no limit")
 
 
+class FeedbackSettings(_Section):
+    """What is taken from production, and when it is enough to learn from."""
+
+    late_days: int = Field(7, ge=0, description="days after which a row is too late for its day and is quarantined")
+    minimum_labels: int = Field(50, gt=0, description="new labelled decisions of a day below which nothing is trained")
+    stream: str = Field("agentpipe:feedback", min_length=1, description="Redis stream that is read besides the inbox")
+    group: str = Field("agentpipe", min_length=1, description="its consumer group")
+
+
+class FineTuningSettings(_Section):
+    """Daily incremental training from labelled decisions, and what holds a retraining near the champion."""
+
+    learning_rate_share: float = Field(0.1, gt=0, le=1, description="of training.learning_rate")
+    epochs: int = Field(12, gt=0, description="passes over the day's labelled decisions")
+    minibatch: int = Field(256, gt=0, description="labelled decisions of one gradient step")
+    rehearsal: float = Field(4.0, ge=0, description="recorded steps of the buffer for each labelled decision of a step")
+    kl_weight: float = Field(1.0, ge=0, description="weight of KL(champion || policy) over the rehearsed steps")
+    weak_negative: Share = Field(0.25, description="weight of needs_improvement beside wrong")
+    most_labels: int = Field(20_000, gt=0, description="labelled decisions of a day that are used at most")
+    retraining_steps: int = Field(1_500_000, gt=0, description="environment steps of a nightly retraining")
+    retraining_rate_share: float = Field(0.1, gt=0, le=1, description="of training.learning_rate, nightly")
+    retraining_kl_weight: float = Field(0.5, ge=0, description="weight of KL(champion || policy), nightly")
+
+
+class PromotionSettings(_Section):
+    """When a candidate replaces the champion."""
+
+    margin: Share = Field(0.01, description="success that a candidate may lack at most, overall")
+    cell_margin: Share = Field(0.05, description="success that it may lack at most in one cell")
+    alpha: float = Field(0.05, gt=0, lt=1, description="error rate of the comparison, Holm over cells")
+    episodes_per_env: int = Field(4, gt=0, description="episodes of each hold-out environment in one look")
+
+
+class ScheduleSettings(_Section):
+    """When the nightly retraining starts and what it needs."""
+
+    timezone: str = Field("UTC", description="IANA zone of the nightly schedule; partition keys stay UTC")
+    hour: int = Field(2, ge=0, le=23)
+    minute: int = Field(0, ge=0, le=59)
+    cells_needed: int = Field(13, gt=0, le=15, description="cells that must be fresh; a night with fewer is skipped")
+    behaviour_age: int = Field(3, ge=0, description="champions after which a cell's trajectories are stale")
+
+    @field_validator("timezone")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        try:
+            zoneinfo.ZoneInfo(value)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise ValueError(f"{value!r} is no time zone; one is Europe/Berlin") from error
+        return value
+
+
+class AlertSettings(_Section):
+    """Whom failures are told."""
+
+    webhook: SecretStr | None = Field(None, description="URL that takes Slack-compatible JSON; none = no alerts")
+    timeout_seconds: Positive = 5.0
+
+
 class GateSettings(_Section):
     """Thresholds of the milestone gates (S18): ``_min`` and ``_max`` pass or fail, ``_warn`` marks the alarming."""
 
@@ -149,16 +209,29 @@ class Settings(BaseSettings):
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     experience: ExperienceSettings = ExperienceSettings()
+    feedback: FeedbackSettings = FeedbackSettings()
+    finetuning: FineTuningSettings = FineTuningSettings()
+    promotion: PromotionSettings = PromotionSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    alerts: AlertSettings = AlertSettings()
+    redis_url: SecretStr | None = Field(
+        None,
+        validation_alias=AliasChoices("redis_url", "AGENTPIPE_REDIS_URL", "REDIS_URL"),
+        description="Redis that distributes the disturbance table and carries feedback; none = files only",
+    )
     gates: GateSettings = GateSettings()
 
     def digest(self) -> str:
-        """Digest of what changes results: everything but the places on disk and how experience is kept."""
-        content = self.model_dump(mode="json", exclude={"home", "machine_history", "table_source", "experience"})
+        """Digest of what changes results: not places, nor how things are kept, taken in, scheduled and told."""
+        content = self.model_dump(mode="json", exclude=_NO_RESULT)
         if self.machine_history is not None:
             content["machine_history"] = digest_bytes(self.machine_history.read_bytes())
         return digest_bytes(canonical_json(content))
 
 
+_NO_RESULT = {
+    "home", "machine_history", "table_source", "experience", "feedback", "schedule", "alerts", "redis_url"
+}  # fmt: skip
 # Variables of ours that are not settings of a run.
 _READ_ELSEWHERE = ("cache", "data", "shared_data", "test_home", "triton_home")
 
@@ -205,7 +278,8 @@ def load_settings(**overrides: Any) -> Settings:
 
 def _check_sections() -> None:
     """Refuses variables such as ``AGENTPIPE_TRANING__EPOCHS`` or ``AGENTPIPE_SEDE``: nothing would read them."""
-    prefix, sections = "AGENTPIPE_", ("training", "evaluation", "experience", "gates")
+    prefix = "AGENTPIPE_"
+    sections = [name for name, field in Settings.model_fields.items() if isinstance(field.default, _Section)]
     for name in os.environ:
         section, nested, _ = name.removeprefix(prefix).partition("__")
         known = sections if nested else (*Settings.model_fields, *_READ_ELSEWHERE)
