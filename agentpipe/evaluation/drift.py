@@ -1,12 +1,9 @@
-"""Policy drift: how far a candidate's choices moved away from the champion's on the same situations (S24, simple form).
+"""Policy drift: how far a candidate's choices moved away from the champion's on the same situations (S24).
 
-For each reference row i with m legal actions, both distributions are mixed with the uniform one over the legal actions,
-
-    p'_i = (1 - s) p_i + s / m,      q'_i = (1 - s) q_i + s / m,      s fixed beforehand,
-
-and the figure is the mean over rows of KL(p'_i || q'_i) = sum_a p'_i(a) ln(p'_i(a) / q'_i(a)) in nats, p being the
-candidate's and q the champion's. The smoothing depends on nothing but the reference's masks, so it is the same for
-every pair of policies, and no empty bin makes the figure infinite. All sums are float64.
+The figure is the mean over reference observations of KL(candidate || champion) in nats, both smoothed alike (see
+:mod:`~agentpipe.evaluation.drift_rows`), with a bootstrap interval over environments (see
+:mod:`~agentpipe.evaluation.drift_bootstrap`). The smoothing depends on nothing but the reference's masks, so it is the
+same for every pair of policies, and no empty bin makes the figure infinite.
 """
 
 from __future__ import annotations
@@ -18,11 +15,13 @@ import numpy as np
 
 from agentpipe.environments.layout import SEGMENTS
 from agentpipe.errors import EvaluationError
-from agentpipe.evaluation.statistics import group_by, mean_interval, rounded
+from agentpipe.evaluation.drift_bootstrap import DRAWS, bootstrap_mean
+from agentpipe.evaluation.drift_rows import check_probabilities, smoothed_kl
+from agentpipe.evaluation.statistics import group_by, rounded
 from agentpipe.evaluation.tables import markdown_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -88,64 +87,60 @@ class DriftResult:
             return f"**{NO_CHAMPION}**: there is nothing to compare with yet."
         if self.status == INSUFFICIENT_DATA:
             return f"**{INSUFFICIENT_DATA}**: {self.rows:,} reference rows are too few to say anything."
-        head = f"**{self.status}**: KL(candidate ‖ champion) = {self.kl:.4f} nats, review above {self.limit}.\n\n"
+        head = (
+            f"**{self.status}**: KL(candidate ‖ champion) = {self.kl:.4f} nats ({nats_interval(self.ci95)}), "
+            f"review above {self.limit}.\n\n"
+        )
         groups = [*self.by_segment.items(), *self.by_cell.items()]
         rows = [
-            [name, item["status"], "–" if item["kl"] is None else f"{item['kl']:.4f}", f"{item['rows']:,}"]
+            [
+                name,
+                item["status"],
+                "–" if item["kl"] is None else f"{item['kl']:.4f}",
+                nats_interval(item.get("ci95", [None, None])),
+                f"{item['rows']:,}",
+            ]
             for name, item in groups
         ]
-        return head + markdown_table(["where", "status", "KL (nats)", "rows"], rows)
+        return head + markdown_table(["where", "status", "KL (nats)", "95 % interval", "rows"], rows)
 
 
-def _distribution(policy: Policy, reference: ReferenceObservations, who: str) -> Floats:
-    """Probabilities f64[n, A], checked against the mask."""
+def nats_interval(ci95: Sequence[float | None]) -> str:
+    """An interval in nats; a dash where there is none."""
+    low, high = ci95
+    return "–" if low is None or high is None else f"{low:.4f} – {high:.4f}"
+
+
+def _distribution(policy: Policy, reference: ReferenceObservations, who: str) -> npt.NDArray[Any]:
+    """Probabilities [n, A], checked against the mask."""
     output = policy.act(reference.observation, reference.last_action, reference.time, reference.mask)
-    probabilities = np.asarray(output.probabilities, dtype=np.float64)
-    if probabilities.shape != reference.mask.shape:
-        raise EvaluationError(
-            f"the {who} gives probabilities of shape {probabilities.shape}", expected=reference.mask.shape
-        )
-    bad = ~np.isfinite(probabilities) | (probabilities < 0) | ((probabilities > 0) & ~reference.mask)
-    if bad.any():
-        row, action = (int(index[0]) for index in np.nonzero(bad))
-        raise EvaluationError(f"the {who}'s probability is negative, not finite or not allowed", row=row, action=action)
-    off = np.abs(probabilities.sum(axis=1) - 1) > 1e-3
-    if off.any():
-        raise EvaluationError(f"the {who}'s probabilities do not sum to one", row=int(np.flatnonzero(off)[0]))
+    probabilities = np.asarray(output.probabilities)
+    check_probabilities(probabilities, reference.mask, who)
     return probabilities
 
 
-def smoothed_kl(
-    candidate: npt.ArrayLike, champion: npt.ArrayLike, mask: npt.NDArray[np.bool_], smoothing: float = 1e-6
-) -> Floats:
-    """KL(candidate || champion) of each row: f64[n] from [n, A] probabilities and a mask bool[n, A]; see the module.
+@dataclass(frozen=True)
+class _Rows:
+    """What every group is judged by: KL f64[n] and environment [n] of each row, and how."""
 
-    Raises:
-        EvaluationError: ``smoothing`` is not in (0, 1), or a row allows no action.
-    """
-    if not 0 < smoothing < 1:
-        raise EvaluationError(f"smoothing must be in (0, 1), got {smoothing}")
-    legal = mask.sum(axis=1, keepdims=True)
-    if not legal.all():
-        raise EvaluationError("no action is allowed", row=int(np.flatnonzero(legal == 0)[0]))
-    floor = smoothing / legal
-    p = np.where(mask, (1 - smoothing) * np.asarray(candidate, dtype=np.float64) + floor, 1.0)
-    q = np.where(mask, (1 - smoothing) * np.asarray(champion, dtype=np.float64) + floor, 1.0)
-    result: Floats = np.sum(p * np.log(p / q), axis=1)
-    return np.maximum(result, 0.0)
+    kl: Floats
+    environment: npt.NDArray[np.int64]
+    limit: float
+    seed: int
+    draws: int
 
-
-def _groups(labels: npt.NDArray[Any], rows_kl: Floats, minimum: int, limit: float) -> dict[str, dict[str, Any]]:
-    result = {}
-    for name, part in group_by(labels).items():
-        enough = part.size >= minimum
-        mean = float(np.mean(rows_kl[part])) if enough else None
-        status = INSUFFICIENT_DATA if mean is None else REVIEW if mean > limit else OK
-        result[name] = {"status": status, "kl": mean, "rows": int(part.size)}
-    return result
+    def figures(self, key: str, part: npt.NDArray[np.int64], minimum: int) -> dict[str, Any]:
+        """Status, mean, interval and size of the rows ``part``."""
+        size = int(part.size)
+        if size < minimum:
+            return {"status": INSUFFICIENT_DATA, "kl": None, "ci95": [None, None], "rows": size}
+        values = self.kl[part]
+        mean = float(np.mean(values))
+        interval = bootstrap_mean(values, self.environment[part], seed=self.seed, key=key, draws=self.draws)
+        return {"status": REVIEW if mean > self.limit else OK, "kl": mean, "ci95": interval, "rows": size}
 
 
-def policy_drift(
+def policy_drift(  # noqa: PLR0913 - keyword-only, each a part of the judgement
     candidate: Policy,
     champion: Policy | None,
     reference: ReferenceObservations,
@@ -154,8 +149,13 @@ def policy_drift(
     minimum_rows: int = 1000,
     minimum_group_rows: int = 200,
     smoothing: float = 1e-6,
+    seed: int = 0,
+    draws: int = DRAWS,
 ) -> DriftResult:
-    """Mean KL over ``reference``, overall (interval clustered by environment), by cell and by segment.
+    """Mean KL over ``reference``: overall, by cell and by segment, each with an interval clustered by environment.
+
+    The status is that of the overall mean. A cell or segment above the limit says so in its own status, and holds
+    nothing by itself: with fifteen cells one is often above.
 
     Args:
         candidate: The new policy.
@@ -164,7 +164,9 @@ def policy_drift(
         limit: Nats above which a person should look.
         minimum_rows: Fewer rows overall are ``INSUFFICIENT_DATA``, never "no drift".
         minimum_group_rows: The same for one cell or segment.
-        smoothing: s of the module's formula.
+        smoothing: s of :mod:`~agentpipe.evaluation.drift_rows`.
+        seed: Of the bootstrap.
+        draws: Resamples of the bootstrap.
 
     Raises:
         EvaluationError: probabilities that are not finite, not allowed or do not sum to one.
@@ -176,15 +178,23 @@ def policy_drift(
         return DriftResult(INSUFFICIENT_DATA, rows, digest, limit)
     new = _distribution(candidate, reference, "candidate")
     values = smoothed_kl(new, _distribution(champion, reference, "champion"), reference.mask, smoothing)
-    overall = mean_interval(values, reference.environment)
-    segments = np.array(SEGMENTS)[reference.segment]
+    judged = _Rows(values, reference.environment, limit, seed, draws)
+    overall = judged.figures("overall", np.arange(rows), 1)
+    segments = group_by(reference.segment)
     return DriftResult(
-        REVIEW if overall.value > limit else OK,
+        overall["status"],
         rows,
         digest,
         limit,
-        kl=overall.value,
-        ci95=[value if np.isfinite(value) else None for value in (max(0.0, overall.low), overall.high)],
-        by_cell=_groups(reference.cell, values, minimum_group_rows, limit),
-        by_segment=_groups(segments, values, minimum_group_rows, limit),
+        kl=overall["kl"],
+        ci95=overall["ci95"],
+        by_cell={
+            cell: judged.figures(f"cell {cell}", part, minimum_group_rows)
+            for cell, part in group_by(reference.cell).items()
+        },
+        by_segment={
+            name: judged.figures(f"segment {name}", segments[str(number)], minimum_group_rows)
+            for number, name in enumerate(SEGMENTS)
+            if str(number) in segments
+        },
     )

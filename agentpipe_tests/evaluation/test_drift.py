@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentpipe.errors import CorruptError, EvaluationError
+from agentpipe.evaluation import drift_bootstrap, drift_rows
 from agentpipe.evaluation.drift import DriftResult, policy_drift, smoothed_kl
+from agentpipe.evaluation.drift_bootstrap import bootstrap_mean
 from agentpipe.evaluation.reference import ReferenceObservations, collect_reference
 from agentpipe_tests.evaluation.fakes import PROFILE, Builder, FakeTable, Guessing, make_environments
 
@@ -103,6 +105,99 @@ def test_kl_matches_a_naive_loop_and_is_never_negative(seed, smoothing):
     assert (kl >= 0).all()
 
 
+def test_kl_is_the_sum_of_relative_entropies_over_many_blocks(monkeypatch):
+    from scipy.special import rel_entr
+
+    monkeypatch.setattr(drift_rows, "BLOCK", 7)
+    reference = make_reference(100, 5)
+    p = Linear(1).act(reference.observation, None, None, reference.mask).probabilities.astype(np.float64)
+    q = Linear(2).act(reference.observation, None, None, reference.mask).probabilities.astype(np.float64)
+    floor = 1e-6 / reference.mask.sum(axis=1, keepdims=True) * reference.mask
+    p_smooth, q_smooth = (1 - 1e-6) * p + floor, (1 - 1e-6) * q + floor
+    np.testing.assert_allclose(
+        smoothed_kl(p, q, reference.mask), rel_entr(p_smooth, q_smooth).sum(axis=1), rtol=1e-9, atol=1e-12
+    )
+
+
+def test_a_bad_row_is_named_whichever_block_it_is_in(monkeypatch):
+    monkeypatch.setattr(drift_rows, "BLOCK", 4)
+    mask = np.ones((11, 2), bool)
+    good = np.full((11, 2), 0.5)
+    for change, message in ((np.nan, "row 9, action 1"), (0.7, "sum to one .row 9")):
+        bad = good.copy()
+        bad[9, 1] = change
+        with pytest.raises(EvaluationError, match=message):
+            drift_rows.check_probabilities(bad, mask, "candidate")
+    mask[10] = False
+    with pytest.raises(EvaluationError, match="row 10"):
+        smoothed_kl(good, good, mask)
+    with pytest.raises(EvaluationError, match="shape"):
+        smoothed_kl(good, good[:5], np.ones((11, 2), bool))
+
+
+# Intervals ---------------------------------------------------------------------------------------------------------
+
+
+def naive_bootstrap(values, cluster, draws, seed):
+    rng = np.random.default_rng(seed)
+    names = sorted(set(cluster))
+    members = {name: [v for v, c in zip(values, cluster, strict=True) if c == name] for name in names}
+    means = []
+    for _ in range(draws):
+        rows = [value for name in rng.choice(names, len(names)) for value in members[name]]
+        means.append(sum(rows) / len(rows))
+    return np.quantile(means, [0.025, 0.975])
+
+
+def test_the_bootstrap_agrees_with_a_naive_one_that_draws_whole_environments():
+    rng = np.random.default_rng(0)
+    cluster = rng.integers(0, 40, 300)
+    values = rng.gamma(1.0, size=40)[cluster] + 0.1 * rng.random(300)
+    low, high = bootstrap_mean(values, cluster, seed=1, draws=4000)
+    expected = naive_bootstrap(values, cluster, 4000, 2)
+    np.testing.assert_allclose([low, high], expected, rtol=0.04)
+    alone_low, alone_high = bootstrap_mean(values, np.arange(300), seed=1, draws=4000)
+    assert high - low > 1.7 * (alone_high - alone_low)  # rows of one environment tell less than independent ones
+
+
+def test_a_bootstrap_is_the_same_again_and_another_for_another_key():
+    values, cluster = np.arange(50.0), np.arange(50) // 2
+    first = bootstrap_mean(values, cluster, seed=3, key="cell load-1")
+    assert bootstrap_mean(values, cluster, seed=3, key="cell load-1") == first
+    assert bootstrap_mean(values, cluster, seed=3, key="cell load-2") != first
+    assert bootstrap_mean(values, cluster, seed=4, key="cell load-1") != first
+
+
+def test_one_environment_has_no_interval():
+    assert bootstrap_mean([1.0, 2.0], [7, 7], seed=0) == [None, None]
+
+
+def test_bundles_of_many_environments_keep_the_interval(monkeypatch):
+    rng = np.random.default_rng(5)
+    values, cluster = np.sort(rng.gamma(1.0, size=6000)), np.arange(6000)
+    expected = bootstrap_mean(values, cluster, seed=0)
+    monkeypatch.setattr(drift_bootstrap, "MOST_CLUSTERS", 600)
+    np.testing.assert_allclose(bootstrap_mean(values, cluster, seed=0), expected, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("values", "cluster", "draws"), [([], [], 200), ([1.0], [1, 2], 200), ([np.nan, 1.0], [1, 2], 200), ([1.0], [1], 9)]
+)
+def test_a_bootstrap_of_nonsense_is_refused(values, cluster, draws):
+    with pytest.raises(EvaluationError):
+        bootstrap_mean(values, cluster, seed=0, draws=draws)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(0, 10), min_size=2, max_size=40), st.integers(0, 5))
+def test_an_interval_lies_between_the_least_and_the_largest_environment(values, seed):
+    low, high = bootstrap_mean(values, np.arange(len(values)), seed=seed, draws=100)
+    assert min(values) - 1e-12 <= low <= high <= max(values) + 1e-12
+
+
+# The comparison ----------------------------------------------------------------------------------------------------
+
+
 def test_the_same_policy_has_not_drifted():
     result = policy_drift(Linear(1), Linear(1), make_reference())
     assert (result.status, result.kl) == ("OK", 0.0)
@@ -118,7 +213,9 @@ def test_another_policy_asks_for_review_and_says_where():
     assert result.kl == pytest.approx(rows.mean())
     assert result.by_cell["load-5"]["kl"] == pytest.approx(rows[reference.cell == "load-5"].mean())
     assert result.by_segment["execute"]["kl"] == pytest.approx(rows[reference.segment == 3].mean())
-    assert result.ci95[0] < result.kl < result.ci95[1]
+    for figures in (vars(result), *result.by_cell.values(), *result.by_segment.values()):
+        assert figures["ci95"][0] < figures["kl"] < figures["ci95"][1]
+    assert f"{result.ci95[0]:.4f} – {result.ci95[1]:.4f}" in result.markdown()
     assert sum(item["rows"] for item in result.by_cell.values()) == ROWS
 
 
@@ -140,8 +237,8 @@ def test_a_cell_with_too_few_rows_is_never_no_drift():
     reference.cell[:199] = "sensor-1"
     result = policy_drift(Linear(1), Linear(1), reference)
     assert result.by_cell == {
-        "load-5": {"status": "OK", "kl": 0.0, "rows": 1001},
-        "sensor-1": {"status": "INSUFFICIENT_DATA", "kl": None, "rows": 199},
+        "load-5": {"status": "OK", "kl": 0.0, "ci95": [0.0, 0.0], "rows": 1001},
+        "sensor-1": {"status": "INSUFFICIENT_DATA", "kl": None, "ci95": [None, None], "rows": 199},
     }
 
 
