@@ -10,14 +10,22 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from agentpipe.errors import CorruptError, LearningError, VersionError
+from agentpipe.errors import CorruptError, InputError, LearningError, VersionError
 from agentpipe.storage import read_json, typed_os_errors, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-_FORMAT = 1
+_FORMAT = 2
+_READABLE = (1, _FORMAT)
+"""Format 1 knew neither kinds of entry nor rollbacks: all its entries are promotions."""
+_REMEDY = "restore champion.json from a backup"
+
+PROMOTION, APPROVAL, ROLLBACK = "promotion", "approval", "rollback"
+KINDS = (PROMOTION, APPROVAL, ROLLBACK)
+SHORTEST = 6
+"""Least characters of a digest that name a champion or a candidate."""
 
 
 class ChampionConflictError(LearningError):
@@ -26,7 +34,7 @@ class ChampionConflictError(LearningError):
 
 @dataclass(frozen=True)
 class Champion:
-    """One champion."""
+    """One entry of the history; the last one is the champion."""
 
     sequence: int
     """1 for the first"""
@@ -44,13 +52,17 @@ class Champion:
     """UTC, ISO 8601"""
     figures: dict[str, Any] = field(default_factory=dict)
     """what the decision rested on"""
+    kind: str = PROMOTION
+    """``promotion`` (a comparison decided), ``approval`` (a person did) or ``rollback``"""
+    restores: int | None = None
+    """sequence of the entry that a rollback brought back"""
 
 
 class ChampionStore:
     """The champion's pointer below ``root``.
 
     The pointer file holds the whole history, so that pointer and history cannot disagree; it is replaced by rename
-    under an exclusive lock. Readers need no lock.
+    under an exclusive lock. Entries are only ever added. Readers need no lock.
 
     Args:
         root: directory; made at the first promotion.
@@ -78,19 +90,28 @@ class ChampionStore:
         if not self._pointer.exists():
             return ()
         content = read_json(self._pointer)
-        remedy = "restore champion.json from a backup"
         if not isinstance(content, dict) or not isinstance(content.get("history"), list):
-            raise CorruptError("not a champion pointer", file=self._pointer, remedy=remedy)
-        if content.get("format") != _FORMAT:
+            raise CorruptError("not a champion pointer", file=self._pointer, remedy=_REMEDY)
+        if content.get("format") not in _READABLE:
             text = f"champion format {content.get('format')!r}, this program reads {_FORMAT}"
             raise VersionError(text, file=self._pointer, remedy="use the agentpipe that wrote it")
-        try:
-            champions = tuple(Champion(**entry) for entry in content["history"])
-        except TypeError as error:
-            raise CorruptError(f"not a champion: {error}", file=self._pointer, remedy=remedy) from error
+        champions = tuple(self._entry(entry) for entry in content["history"])
         if [champion.sequence for champion in champions] != list(range(1, len(champions) + 1)):
-            raise CorruptError("champions are missing from the history", file=self._pointer, remedy=remedy)
+            raise CorruptError("champions are missing from the history", file=self._pointer, remedy=_REMEDY)
+        if [champion.previous for champion in champions] != [None, *(c.digest for c in champions)][: len(champions)]:
+            text = "a champion does not follow the one before"
+            raise CorruptError(text, file=self._pointer, remedy=_REMEDY)
+        if any(c.restores is not None and not 0 < c.restores < c.sequence for c in champions):
+            raise CorruptError("a rollback restores what was never there", file=self._pointer, remedy=_REMEDY)
         return champions
+
+    def find(self, name: str | int) -> Champion:
+        """The newest entry of that digest (six or more of its first characters will do) or of that sequence.
+
+        Raises:
+            InputError: there is none, or more than one digest begins like that.
+        """
+        return find_champion(self.history(), name)
 
     def promote(
         self,
@@ -100,7 +121,8 @@ class ChampionStore:
         expected: str | None,
         reason: str,
         who: str = "agentpipe",
-        figures: dict[str, Any] | None = None,
+        figures: Mapping[str, Any] | None = None,
+        kind: str = PROMOTION,
     ) -> Champion:
         """Makes ``digest`` the champion if the champion is still ``expected``.
 
@@ -111,31 +133,128 @@ class ChampionStore:
             reason: why.
             who: who or what decided.
             figures: JSON-ready, what the decision rested on.
+            kind: ``promotion``, or ``approval`` where a person decided.
 
         Raises:
             ChampionConflictError: another champion was promoted meanwhile; nothing is changed.
             DiskFullError, HomeError: the pointer cannot be written; the old one stays.
         """
-        with self._locked():
+        with exclusive(self.root / "champion.lock"):
             history = self.history()
-            current = history[-1].digest if history else None
-            if current != expected:
-                text = f"the champion is {current or 'none'}, the candidate was compared with {expected or 'none'}"
-                raise ChampionConflictError(text, file=self._pointer, remedy="compare with the present champion again")
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            champion = Champion(len(history) + 1, package, digest, current, reason, who, now, dict(figures or {}))
-            entries = [dataclasses.asdict(entry) for entry in (*history, champion)]
-            write_json(self._pointer, {"format": _FORMAT, "history": entries})
-            return champion
+            self._expect(history, expected, "compare with the present champion again")
+            entry = Champion(0, package, digest, None, reason, who, "", dict(figures or {}), kind)
+            return self._append(history, entry)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        path = self.root / "champion.lock"
-        with typed_os_errors(path):
-            self.root.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    def rollback(self, to: str | int | None = None, *, expected: str | None, reason: str, who: str) -> Champion:
+        """Brings an earlier champion back, as a new entry, if the champion is still ``expected``.
+
+        Args:
+            to: digest or sequence, see :meth:`find`; ``None`` = the champion before this one. Repeated, that goes one
+                step further back each time, never forth again.
+            expected: digest of the champion that is to be left.
+            reason: why.
+            who: who decided.
+
+        Raises:
+            InputError: no such champion, nothing before this one, or it is the champion already.
+            ChampionConflictError: another champion was promoted meanwhile; nothing is changed.
+            DiskFullError, HomeError: the pointer cannot be written; the old one stays.
+        """
+        with exclusive(self.root / "champion.lock"):
+            history = self.history()
+            self._expect(history, expected, "look at the present champion, then decide again")
+            target = rollback_target(history, to)
+            figures = target.figures
+            entry = Champion(
+                0, target.package, target.digest, None, reason, who, "", figures, ROLLBACK, target.sequence
+            )
+            return self._append(history, entry)
+
+    def _expect(self, history: tuple[Champion, ...], expected: str | None, remedy: str) -> None:
+        current = history[-1].digest if history else None
+        if current != expected:
+            text = f"the champion is {current or 'none'}, not {expected or 'none'} as expected"
+            raise ChampionConflictError(text, file=self._pointer, remedy=remedy)
+
+    def _append(self, history: tuple[Champion, ...], entry: Champion) -> Champion:
+        """Writes the history with ``entry``, which gets its place and time here. The lock is held."""
+        previous = history[-1].digest if history else None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        champion = dataclasses.replace(entry, sequence=len(history) + 1, previous=previous, at=now)
+        entries = [dataclasses.asdict(each) for each in (*history, champion)]
+        write_json(self._pointer, {"format": _FORMAT, "history": entries})
+        return champion
+
+    def _entry(self, content: object) -> Champion:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+            champion = Champion(**content)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise CorruptError(f"not a champion: {error}", file=self._pointer, remedy=_REMEDY) from error
+        texts = (champion.package, champion.digest, champion.reason, champion.who, champion.at)
+        numbers: tuple[object, ...] = (champion.sequence, champion.restores or 0)
+        typed = all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers)
+        if not typed or not isinstance(champion.figures, dict):
+            raise CorruptError("not a champion: a field has another type", file=self._pointer, remedy=_REMEDY)
+        if champion.kind not in KINDS:
+            raise CorruptError(f"no kind of entry: {champion.kind!r}", file=self._pointer, remedy=_REMEDY)
+        return champion
+
+
+def find_champion(history: tuple[Champion, ...], name: str | int) -> Champion:
+    """The newest entry of ``history`` with that digest, its beginning, or that sequence; see ChampionStore.find.
+
+    Raises:
+        InputError: there is none, or more than one digest begins like that.
+    """
+    remedy = "agentpipe champion history lists them"
+    if isinstance(name, int):
+        found = [champion for champion in history if champion.sequence == name]
+    else:
+        found = [champion for champion in history if champion.digest == name]
+        if not found and len(name) >= SHORTEST:
+            found = [champion for champion in history if champion.digest.startswith(name)]
+    if len({champion.digest for champion in found}) > 1:
+        raise InputError(f"more than one champion begins with {name}", remedy="give more of its digest")
+    if not found:
+        raise InputError(f"no champion {name}", remedy=remedy)
+    return found[-1]
+
+
+def rollback_target(history: tuple[Champion, ...], to: str | int | None) -> Champion:
+    """The entry that a rollback to ``to`` brings back; see :meth:`ChampionStore.rollback`.
+
+    Raises:
+        InputError: no such champion, nothing before this one, or it is the champion already.
+    """
+    if not history:
+        raise InputError("there is no champion yet", remedy="nothing can be rolled back")
+    current = history[-1]
+    if to is not None:
+        target = find_champion(history, to)
+    else:
+        stands_for = current
+        while stands_for.restores is not None:
+            stands_for = history[stands_for.restores - 1]
+        if stands_for.sequence == 1:
+            raise InputError("there is no champion before this one", remedy="name one with --to")
+        target = history[stands_for.sequence - 2]
+    if target.digest == current.digest:
+        raise InputError(f"{target.digest[:12]} is the champion already", remedy="name another one with --to")
+    return target
+
+
+@contextlib.contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Holds the lock file ``path`` while the body runs; waits for another holder. The lock dies with its process.
+
+    Raises:
+        DiskFullError, HomeError: the file cannot be made.
+    """
+    with typed_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

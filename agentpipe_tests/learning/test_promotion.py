@@ -1,0 +1,266 @@
+"""Held candidates: one decision, by a person, against the champion that was compared with."""
+
+import json
+import multiprocessing
+
+import pytest
+
+from agentpipe.errors import CheckpointError, CorruptError, InputError, VersionError
+from agentpipe.learning import promotion
+from agentpipe.learning.champion import ChampionConflictError
+from agentpipe.learning.network import PolicyNetwork
+from agentpipe.learning.options import NetworkOptions
+from agentpipe.learning.package import PolicyPackage
+from agentpipe.learning.promotion import (
+    DecidedError,
+    approve_candidate,
+    champion_stores,
+    reject_candidate,
+    roll_back,
+)
+from agentpipe_tests.learning.tiny import ACTION_NAMES, NAMES, tiny_statistics
+
+SIGNED = {"who": "ann", "reason": "looked at the cells that moved"}
+
+
+@pytest.fixture
+def stores(tmp_path):
+    champions, holds = champion_stores(tmp_path)
+    champions.promote("champ-1", "packages/1", expected=None, reason="first")
+    return champions, holds
+
+
+def hold(holds, candidate="candidate-a", compared_with="champ-1", **changes):
+    arguments = {
+        "package": f"packages/{candidate}",
+        "bundle": f"bundles/{candidate}",
+        "compared_with": compared_with,
+        "reasons": ["drift 0.21 nats is above 0.15"],
+        "figures": {"kl": 0.21, "success": 0.9},
+        "who": "publish[2026-01-01|nightly]",
+    }
+    return holds.hold(candidate, **{**arguments, **changes})
+
+
+def test_a_held_candidate_waits_and_changes_no_champion(stores):
+    champions, holds = stores
+    held = hold(holds)
+    assert holds.waiting() == (held,)
+    assert (held.compared_with, held.reasons, held.decision) == ("champ-1", ("drift 0.21 nats is above 0.15",), None)
+    assert champions.current().digest == "champ-1"
+
+
+def test_held_again_for_the_same_comparison_nothing_changes(stores):
+    _, holds = stores
+    first = hold(holds)
+    before = [path.stat().st_mtime_ns for path in holds.root.iterdir()]
+    assert hold(holds) == first
+    assert [path.stat().st_mtime_ns for path in holds.root.iterdir()] == before
+
+
+def test_held_after_another_comparison_that_one_counts(stores):
+    champions, holds = stores
+    hold(holds)
+    champions.promote("champ-2", "packages/2", expected="champ-1", reason="better")
+    with pytest.raises(ChampionConflictError, match="the champion is champ-2") as error:
+        holds.approve("candidate-a", **SIGNED)
+    assert "compared with the present champion again" in error.value.remedy
+    assert holds.waiting()[0].compared_with == "champ-1"
+    hold(holds, compared_with="champ-2")
+    assert holds.approve("candidate-a", **SIGNED).previous == "champ-2"
+
+
+def test_approval_makes_it_champion_with_who_and_why(stores):
+    champions, holds = stores
+    hold(holds)
+    entry = holds.approve("candidate-a", **SIGNED)
+    assert champions.current() == entry
+    assert (entry.kind, entry.who, entry.reason, entry.package) == (
+        "approval",
+        "ann",
+        SIGNED["reason"],
+        "packages/candidate-a",
+    )
+    assert entry.figures == {"kl": 0.21, "success": 0.9, "held_because": ["drift 0.21 nats is above 0.15"]}
+    decision = holds.find("candidate-a").decision
+    assert (decision.kind, decision.who, decision.at) == ("approved", "ann", entry.at)
+    assert holds.waiting() == ()
+
+
+def test_the_first_decision_stands(stores):
+    champions, holds = stores
+    hold(holds)
+    hold(holds, "candidate-b")
+    first = holds.approve("candidate-a", **SIGNED)
+    assert holds.approve("candidate-a", who="bob", reason="me too") == first
+    with pytest.raises(DecidedError, match="approved by ann"):
+        holds.reject("candidate-a", who="bob", reason="no")
+    rejected = holds.reject("candidate-b", who="bob", reason="no")
+    assert holds.reject("candidate-b", **SIGNED) == rejected
+    with pytest.raises(DecidedError, match="rejected by bob"):
+        holds.approve("candidate-b", **SIGNED)
+    assert [entry.digest for entry in champions.history()] == ["champ-1", "candidate-a"]
+
+
+def test_decided_it_is_not_held_anew(stores):
+    _, holds = stores
+    hold(holds)
+    rejected = holds.reject("candidate-a", **SIGNED)
+    assert hold(holds, compared_with="champ-9") == rejected
+
+
+def test_an_approval_of_long_ago_promotes_nothing_again(stores):
+    champions, holds = stores
+    hold(holds)
+    entry = holds.approve("candidate-a", **SIGNED)
+    champions.rollback(expected="candidate-a", reason="worse", who="bob")
+    assert holds.approve("candidate-a", **SIGNED) == entry
+    assert champions.current().digest == "champ-1"
+
+
+def test_killed_between_pointer_and_note_the_approval_counts(stores, monkeypatch):
+    champions, holds = stores
+    hold(holds)
+    monkeypatch.setattr(promotion, "_write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        holds.approve("candidate-a", **SIGNED)
+    monkeypatch.undo()
+    assert json.loads((holds.root / "candidate-a.json").read_text())["decision"] is None
+    assert holds.waiting() == ()
+    with pytest.raises(DecidedError, match="approved by ann"):
+        holds.reject("candidate-a", who="bob", reason="no")
+    holds.approve("candidate-a", who="bob", reason="again")
+    assert json.loads((holds.root / "candidate-a.json").read_text())["decision"]["who"] == "ann"
+    assert len(champions.history()) == 2
+
+
+def _decide(home, number, barrier, results):
+    holds = champion_stores(home)[1]
+    barrier.wait()
+    try:
+        if number % 2:
+            holds.approve("candidate-a", who=f"w{number}", reason="yes")
+        else:
+            holds.reject("candidate-a", who=f"w{number}", reason="no")
+        results.put((number, True))
+    except DecidedError:
+        results.put((number, False))
+
+
+def test_of_many_decisions_at_once_one_wins(stores, tmp_path):
+    champions, holds = stores
+    hold(holds)
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(4), context.Queue()
+    racers = [context.Process(target=_decide, args=(tmp_path, i, barrier, results)) for i in range(4)]
+    for racer in racers:
+        racer.start()
+    outcomes = dict(results.get(timeout=30) for _ in racers)
+    for racer in racers:
+        racer.join(30)
+    decision = holds.find("candidate-a").decision
+    approved = decision.kind == "approved"
+    assert outcomes == {number: bool(number % 2) == approved for number in range(4)}
+    assert len(champions.history()) == (2 if approved else 1)
+    assert (int(decision.who[1:]) % 2 == 1) == approved
+
+
+def test_candidates_are_found_by_the_beginning_of_their_digest(stores):
+    _, holds = stores
+    hold(holds)
+    hold(holds, "candidate-b")
+    assert holds.find("candidate-b").candidate == "candidate-b"
+    for name, text in (("candidate", "2 held candidates"), ("candi", "no held candidate"), ("nobody", "no held")):
+        with pytest.raises(InputError, match=text):
+            holds.find(name)
+
+
+@pytest.mark.parametrize("changes", [{"reasons": []}, {"reasons": [" "]}, {"candidate": "../x"}, {"candidate": ""}])
+def test_what_cannot_be_held_is_refused(stores, changes):
+    with pytest.raises(InputError):
+        hold(stores[1], **changes)
+
+
+@pytest.mark.parametrize("unsigned", [{"who": " ", "reason": "r"}, {"who": "w", "reason": ""}])
+def test_a_decision_needs_who_and_why(stores, tmp_path, unsigned):
+    champions, holds = stores
+    hold(holds)
+    for decide in (holds.approve, holds.reject):
+        with pytest.raises(InputError, match="a decision needs"):
+            decide("candidate-a", **unsigned)
+    with pytest.raises(InputError, match="a decision needs"):
+        roll_back(tmp_path, None, **unsigned)
+    assert len(champions.history()) == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (lambda content: [], CorruptError),
+        (lambda content: {**content, "format": 9}, VersionError),
+        (lambda content: {**content, "candidate": "another"}, CorruptError),
+        (lambda content: {**content, "decision": {"kind": "approved"}}, CorruptError),
+        (lambda content: {**content, "decision": {"kind": "maybe", "who": "", "reason": "", "at": ""}}, CorruptError),
+        (lambda content: {name: content[name] for name in content if name != "reasons"}, CorruptError),
+        (lambda content: {**content, "extra": 1}, CorruptError),
+    ],
+)
+def test_a_damaged_file_is_told(stores, damage, error):
+    _, holds = stores
+    hold(holds)
+    path = holds.root / "candidate-a.json"
+    path.write_text(json.dumps(damage(json.loads(path.read_text()))))
+    with pytest.raises(error):
+        holds.waiting()
+
+
+# ------------------------------------------------------------------------------------- with real packages
+
+
+def save(home, name, seed):
+    import torch
+
+    network = PolicyNetwork(len(NAMES), len(ACTION_NAMES), NetworkOptions(hidden=(8,), action_embedding=2))
+    network.initialise(torch.Generator().manual_seed(seed))
+    package = PolicyPackage(network, tiny_statistics(), NAMES, ACTION_NAMES)
+    package.save(home / "packages" / name)
+    return package.digest
+
+
+@pytest.fixture
+def packaged(tmp_path):
+    champions, holds = champion_stores(tmp_path)
+    first, second, candidate = (save(tmp_path, name, seed) for seed, name in enumerate(("first", "second", "new")))
+    champions.promote(first, "packages/first", expected=None, reason="first")
+    champions.promote(second, "packages/second", expected=first, reason="next")
+    hold(holds, candidate, compared_with=second, package="packages/new")
+    return tmp_path, first, second, candidate
+
+
+def test_approval_and_rollback_read_the_package_first(packaged):
+    home, first, second, candidate = packaged
+    assert approve_candidate(home, candidate[:8], **SIGNED).digest == candidate
+    assert roll_back(home, None, **SIGNED).digest == second
+    assert roll_back(home, 1, **SIGNED).digest == first
+    assert [entry.kind for entry in champion_stores(home)[0].history()] == [
+        "promotion",
+        "promotion",
+        "approval",
+        "rollback",
+        "rollback",
+    ]
+
+
+def test_a_lost_or_changed_package_becomes_no_champion(packaged):
+    home, first, second, candidate = packaged
+    for path in (home / "packages/first").iterdir():
+        path.unlink()
+    (home / "packages/first").rmdir()
+    (home / "packages/new").rename(home / "packages/aside")
+    (home / "packages/second").rename(home / "packages/new")
+    with pytest.raises(CheckpointError, match="is not there"):
+        roll_back(home, first, **SIGNED)
+    with pytest.raises(CheckpointError, match=f"is {second[:12]}, not {candidate[:12]}"):
+        approve_candidate(home, candidate, **SIGNED)
+    assert champion_stores(home)[0].current().digest == second
+    assert reject_candidate(home, candidate, **SIGNED).decision.kind == "rejected"
