@@ -47,6 +47,10 @@ class TableError(InputError):
     """Raised when a disturbance table, or a change to it, is not valid."""
 
 
+class UnpublishedError(TableError):
+    """Raised when Redis holds no disturbance table, or not the version that is asked for."""
+
+
 class CatalogError(InputError):
     """Raised when the environment catalogue or its split is not valid."""
 
@@ -85,6 +89,10 @@ class VersionError(StoreError):
 
 class RecordError(StoreError):
     """Raised when an episode cannot be stored as it is (too long, incomplete, of another shape)."""
+
+
+class RedisServerError(StoreError):
+    """Raised when the Redis server cannot be reached, refuses the login, or refuses what is asked of it."""
 
 
 class ShrunkError(StoreError):

@@ -1,0 +1,284 @@
+"""Distribution of the disturbance table by Redis: immutable versions and one pointer (S3).
+
+Below a namespace::
+
+    <namespace>:table:version:<version>   the bytes of a version, see table_redis_format; written once
+    <namespace>:table:current             the pointer: version, and the number of its audit entry
+    <namespace>:table:versions            every version by the highest number it was published under
+    <namespace>:table:changes             channel of notices; they carry nothing that a reader relies on
+
+The file store of a home stays the truth; Redis holds copies that publishing fills again. A reader gets a version whole,
+in one round trip, and verifies it; what it has read it keeps, so it needs Redis no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+
+from agentpipe.environments.table_redis_client import connect, place_of, redis_errors
+from agentpipe.environments.table_redis_format import decode_table, encode_table
+from agentpipe.errors import RedisServerError, SettingsError, TableError, UnpublishedError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from types import TracebackType
+
+    from agentpipe.environments.table import DisturbanceTable
+
+NAMESPACE = "agentpipe"
+_PINGS = 11
+_LOOK_SECONDS = 5.0
+_AGAIN = "materialise disturbance_table, or change the table with agentpipe table set: both publish"
+
+# Each script is one round trip, and nothing comes between its commands. KEYS: pointer, versions, then a version's key.
+_PUBLISH = """
+if redis.call('GET', KEYS[3]) ~= ARGV[3] then redis.call('SET', KEYS[3], ARGV[3]) end
+redis.call('ZADD', KEYS[2], 'GT', ARGV[2], ARGV[1])
+local pointer = redis.call('HMGET', KEYS[1], 'version', 'number')
+local moved = 0
+if not pointer[2] or tonumber(ARGV[2]) > tonumber(pointer[2]) then
+  redis.call('HSET', KEYS[1], 'version', ARGV[1], 'number', ARGV[2])
+  pointer, moved = {ARGV[1], ARGV[2]}, 1
+end
+return {moved, pointer[1], pointer[2]}
+"""
+_CURRENT = """
+local pointer = redis.call('HMGET', KEYS[1], 'version', 'number')
+if not pointer[1] then return {} end
+return {pointer[1], redis.call('GET', ARGV[1] .. pointer[1])}
+"""
+_VERSIONS = """
+return {redis.call('HGET', KEYS[1], 'version') or '', redis.call('ZREVRANGE', KEYS[2], 0, -1, 'WITHSCORES')}
+"""
+_PRUNE = """
+local kept = {[redis.call('HGET', KEYS[1], 'version') or ''] = true}
+for index = 3, #ARGV do kept[ARGV[index]] = true end
+local removed = {}
+for rank, version in ipairs(redis.call('ZREVRANGE', KEYS[2], 0, -1)) do
+  if rank > tonumber(ARGV[1]) and not kept[version] then
+    redis.call('DEL', ARGV[2] .. version)
+    redis.call('ZREM', KEYS[2], version)
+    removed[#removed + 1] = version
+  end
+end
+return removed
+"""
+
+
+class Published(NamedTuple):
+    """What a publishing did: whether it moved the pointer, and the version and audit number where that points now."""
+
+    moved: bool
+    current: str
+    number: int
+
+
+class KeptVersion(NamedTuple):
+    """One version in Redis, and the highest audit number that it was published under."""
+
+    version: str
+    number: int
+    current: bool
+
+
+@dataclass(frozen=True)
+class RedisHealth:
+    """How Redis does, as gate 1 judges it.
+
+    Attributes:
+        round_trip_ms: median of eleven round trips, milliseconds.
+        connections: clients that are connected, this one among them.
+        most_connections: clients that the server takes; ``None`` where it does not tell.
+    """
+
+    round_trip_ms: float
+    connections: int
+    most_connections: int | None
+
+    @property
+    def connection_share(self) -> float | None:
+        """Connections over the most; ``None`` where the server does not tell the most."""
+        return self.connections / self.most_connections if self.most_connections else None
+
+
+class RedisTables:
+    """The versions in one Redis; to be closed. Any number of threads may use it, each process needs its own.
+
+    Args:
+        url: see :func:`~agentpipe.environments.table_redis_client.connect`.
+        namespace: beginning of every key. One home publishes under one namespace of one database.
+        size: connections at most; two or more, since :meth:`wait_for_change` holds one while it looks with another.
+        patience: seconds that a thread waits for a free connection.
+        socket_timeout: seconds until the server must have answered.
+
+    Raises:
+        SettingsError: the URL is malformed, or a number is out of range. Nothing is sent yet.
+
+    Every method raises ``RedisServerError`` where the server is away, slow, full, read-only or of another login.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str = NAMESPACE,
+        size: int = 4,
+        patience: float = 5.0,
+        socket_timeout: float = 2.0,
+    ) -> None:
+        if size < 2:
+            raise SettingsError("a pool of two connections or more is needed", size=size, remedy="give size=2 or more")
+        self._client = connect(url, size=size, patience=patience, socket_timeout=socket_timeout)
+        self.place = place_of(self._client)
+        self._pointer, self._versions, self._channel, self._prefix = (
+            f"{namespace}:table:{name}" for name in ("current", "versions", "changes", "version:")
+        )
+
+    def __repr__(self) -> str:
+        return f"RedisTables({self.place})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes every connection; a second call does nothing."""
+        self._client.close()
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def current(self) -> DisturbanceTable:
+        """The version that the pointer names, in one round trip.
+
+        Raises:
+            UnpublishedError: there is none.
+            CorruptError, VersionError: damaged, or of another agentpipe.
+        """
+        version, data = [*self._run(_CURRENT, (self._pointer,), self._prefix), None, None][:2]
+        if version is None:
+            raise UnpublishedError("no disturbance table is published in Redis", server=self.place, remedy=_AGAIN)
+        return self._decoded(data, version.decode())
+
+    def load(self, version: str) -> DisturbanceTable:
+        """The version of that full name, in one round trip.
+
+        Raises:
+            UnpublishedError: Redis does not hold it.
+            CorruptError, VersionError: damaged, or of another agentpipe.
+        """
+        with redis_errors(self._client):
+            data = cast("bytes | None", self._client.get(self._prefix + version))
+        return self._decoded(data, version)
+
+    def current_version(self) -> str | None:
+        """The version that the pointer names, ``None`` before the first; its content is not read."""
+        with redis_errors(self._client):
+            version = cast("bytes | None", self._client.hget(self._pointer, "version"))
+        return version.decode() if version is not None else None
+
+    def versions(self) -> list[KeptVersion]:
+        """What Redis holds, the newest first, in one round trip."""
+        current, flat = self._run(_VERSIONS, (self._pointer, self._versions))
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        return [KeptVersion(name.decode(), int(number), name == current) for name, number in pairs]
+
+    def wait_for_change(self, known_version: str | None, seconds: float) -> str | None:
+        """Waits until the pointer names another version than ``known_version``; ``None`` where it does not in time.
+
+        A notice only ends the wait early: the pointer is looked at after subscribing, after each notice, every five
+        seconds and at the end, so a lost one costs time and nothing else.
+        """
+        deadline = time.monotonic() + seconds
+        subscription = self._client.pubsub()  # type: ignore[no-untyped-call]
+        with contextlib.closing(subscription) as notices, redis_errors(self._client):
+            notices.subscribe(self._channel)
+            while True:
+                found = self.current_version()
+                if found not in (None, known_version):
+                    return found
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                notices.get_message(timeout=min(left, _LOOK_SECONDS))
+
+    def health(self) -> RedisHealth:
+        """Round trip and connections, measured now."""
+        times = []
+        with redis_errors(self._client):
+            self._client.ping()
+            for _ in range(_PINGS):
+                began = time.perf_counter()
+                self._client.ping()
+                times.append(time.perf_counter() - began)
+            clients = self._client.info("clients")
+            most = self._most(clients)
+        return RedisHealth(1e3 * statistics.median(times), int(clients["connected_clients"]), most)
+
+    # ------------------------------------------------------------------------------------------- writing
+
+    def publish(self, table: DisturbanceTable, number: int) -> Published:
+        """Publishes a version under the number of its audit entry; again and again is once.
+
+        The pointer moves to it where ``number`` is higher than the one that it holds, so a publisher that comes late
+        never moves it back, and a rollback, which is an entry of its own, does. A damaged or lost copy is replaced.
+
+        Raises:
+            TableError: the pointer holds the same number and another version: another home publishes here.
+        """
+        if number < 1:
+            raise TableError(f"not the number of an audit entry: {number}", field="number")
+        keys = (self._pointer, self._versions, self._prefix + table.version)
+        moved, current, at = self._run(_PUBLISH, keys, table.version, str(number), encode_table(table))
+        published = Published(bool(moved), current.decode(), int(at))
+        if published.number == number and published.current != table.version:
+            remedy = "give each home a database of its own, such as redis://HOST/1"
+            message = f"another home publishes here: entry {number} is version {published.current[:12]} there"
+            raise TableError(message, server=self.place, remedy=remedy)
+        if published.moved:
+            with contextlib.suppress(RedisServerError):  # it stands; a lost notice only costs time
+                self.announce()
+        return published
+
+    def announce(self) -> int:
+        """Tells those who wait to look at the pointer; returns how many were told."""
+        with redis_errors(self._client):
+            return self._client.publish(self._channel, "changed")
+
+    def prune(self, keep: int, pinned: Collection[str] = ()) -> list[str]:
+        """Removes all but the newest ``keep`` versions, the current one and those ``pinned``; returns those removed."""
+        if keep < 1:
+            raise SettingsError(f"one version at least is kept, not {keep}", field="keep")
+        removed = self._run(_PRUNE, (self._pointer, self._versions), str(keep), self._prefix, *pinned)
+        return [version.decode() for version in removed]
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _run(self, script: str, keys: tuple[str, ...], *arguments: str | bytes) -> list[Any]:
+        """One script: sent whole, since a server that was restarted knows no digest of it."""
+        with redis_errors(self._client):
+            return cast("list[Any]", self._client.eval(script, len(keys), *keys, *arguments))
+
+    def _decoded(self, data: bytes | None, version: str) -> DisturbanceTable:
+        if data is None:
+            message = f"version {version[:12]} is not in Redis"
+            raise UnpublishedError(message, server=self.place, field="version", remedy=_AGAIN)
+        return decode_table(data, version, self.place)
+
+    def _most(self, clients: dict[str, Any]) -> int | None:
+        """The most connections, of INFO, or where an old server does not say it there, of CONFIG."""
+        from redis.exceptions import ResponseError
+
+        if "maxclients" in clients:
+            return int(clients["maxclients"])
+        with contextlib.suppress(ResponseError):  # managed servers refuse CONFIG
+            told = cast("dict[str, str]", self._client.config_get("maxclients"))
+            return int(told["maxclients"]) if told else None
+        return None

@@ -1,0 +1,93 @@
+"""A home and its Redis: publishing the current version of the file store, and the table that a pool pins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentpipe.environments.table_redis import Published, RedisHealth, RedisTables
+from agentpipe.errors import TableError, UnpublishedError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from agentpipe.environments.table import DisturbanceTable
+    from agentpipe.environments.table_store import TableStore
+
+KEPT_VERSIONS = 200
+"""Versions that publishing leaves in Redis; any other is filled in from the home when a pool pins it."""
+
+
+def publish_current(store: TableStore, redis_url: str | None, pinned: Collection[str] = ()) -> Published | None:
+    """Publishes the current version of a home; without a URL nothing is done.
+
+    Args:
+        store: the home's versions.
+        redis_url: the server; ``None`` for files only.
+        pinned: versions that are never removed from Redis, however old.
+
+    Raises:
+        TableError: the home has no version yet, or another home publishes there.
+        RedisServerError: the server is away, slow, full, read-only or of another login; the home is as it was.
+    """
+    if redis_url is None:
+        return None
+    with RedisTables(redis_url) as tables:
+        published = _publish(tables, store)
+        tables.prune(KEPT_VERSIONS, pinned)
+        return published
+
+
+def pinned_table(store: TableStore, version: str, redis_url: str | None) -> DisturbanceTable:
+    """The version that a pool pins: of Redis in one round trip, without a URL of the home.
+
+    Where Redis lost the version (it was restarted, or removed it), the home's copy is published again.
+
+    Args:
+        store: the home's versions.
+        version: full name.
+        redis_url: the server; ``None`` for files only.
+
+    Raises:
+        TableError: neither Redis nor the home holds the version.
+        CorruptError, VersionError: what is held is damaged, or of another agentpipe.
+        RedisServerError: the server is away, slow, full, read-only or of another login. No pool starts then on files.
+    """
+    if redis_url is None:
+        return store.load(version)
+    with RedisTables(redis_url) as tables:
+        try:
+            return tables.load(version)
+        except UnpublishedError:
+            table = store.load(version)
+            _publish(tables, store)  # first, so that the pointer never names an older version
+            numbers = [entry.number for entry in store.history() if entry.after == version]
+            if numbers:
+                tables.publish(table, numbers[-1])
+            return table
+
+
+def redis_health(redis_url: str | None) -> RedisHealth | None:
+    """Round trip and connections of the server; ``None`` without a URL.
+
+    Raises:
+        RedisServerError: the server is away, slow or of another login.
+    """
+    if redis_url is None:
+        return None
+    with RedisTables(redis_url) as tables:
+        return tables.health()
+
+
+def _publish(tables: RedisTables, store: TableStore) -> Published:
+    entries = store.history()
+    if not entries:
+        raise TableError("there is no disturbance table yet", file=store.folder, remedy="run: agentpipe table show")
+    newest = entries[-1]
+    published = tables.publish(store.load(newest.after), newest.number)
+    if published.current != newest.after:  # a later entry of this home, made meanwhile, or another home
+        known = [(entry.number, entry.after) for entry in store.history()]
+        if (published.number, published.current) not in known:
+            message = f"another home publishes here: entry {published.number}, version {published.current[:12]}"
+            remedy = "give each home a database of its own, such as redis://HOST/1, or empty this one"
+            raise TableError(message, server=tables.place, remedy=remedy)
+    return published
