@@ -6,7 +6,9 @@ import dagster as dg
 
 from agentpipe.defs.environments import assets as environments
 from agentpipe.defs.environments import checks as environment_checks
+from agentpipe.defs.environments import sensors as environment_sensors
 from agentpipe.defs.evaluation import assets as evaluation
+from agentpipe.defs.evaluation import champion as champion_evaluation
 from agentpipe.defs.experience import assets as experience
 from agentpipe.defs.feedback import assets as feedback
 from agentpipe.defs.graph import external_assets
@@ -18,10 +20,13 @@ from agentpipe.defs.serving import assets as serving
 defs = dg.Definitions(
     assets=[
         *external_assets(),
-        *dg.load_assets_from_modules([environments, experience, learning, evaluation, serving, feedback]),
+        *dg.load_assets_from_modules(
+            [environments, experience, learning, evaluation, champion_evaluation, serving, feedback]
+        ),
     ],
     asset_checks=[environment_checks.generalisation_bound],
     jobs=asset_jobs(),
+    sensors=[environment_sensors.table_changes],
     resources={"workspace": Workspace()},
     executor=dg.in_process_executor,
 )

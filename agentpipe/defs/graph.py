@@ -59,7 +59,7 @@ SHAPES: dict[str, Shape] = {
         files=("templates.csv", "splits.csv"),
     ),
     "disturbance_table": Shape(
-        "environments", frozenset({"parquet", "csv"}), {"table_source": Take.WHOLE}, partitions=cells
+        "environments", frozenset({"parquet", "csv"}), {"table_source": Take.SAME}, partitions=cells
     ),
     "environment_pool_health": Shape(
         "environments",
@@ -128,31 +128,46 @@ SHAPES: dict[str, Shape] = {
         settings=("*",),
     ),
     "publish": Shape("deployment", _python, {"triton_bundle": Take.SAME}, partitions=candidates, settings=("*",)),
+    "champion_evaluation": Shape(
+        "evaluation",
+        frozenset({"pytorch", "parquet"}),
+        {"champion": Take.WHOLE, "disturbance_table": Take.ALL, "line_profile": Take.WHOLE},
+        settings=_SIZES,
+    ),
 }
 
-EXTERNAL: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "table_source": (
+
+@dataclass(frozen=True)
+class External:
+    """What comes from outside, or leads outside."""
+
+    group: str
+    description: str
+    deps: tuple[str, ...] = ()
+    partitions: dg.PartitionsDefinition[Any] | None = None
+
+
+EXTERNAL: dict[str, External] = {
+    "table_source": External(
         "environments",
-        "The disturbance table that an engineer edits: the copy in the home, or the file that a setting names.",
-        (),
+        "The disturbance table that an engineer edits: the copy in the home, or the file that a setting names. The "
+        "data version of a cell covers its own rows.",
+        partitions=cells,
     ),
-    "machine_history": (
+    "machine_history": External(
         "environments",
         "A machine-history table given with `--machine-history`; without one the project's own line profile is used.",
-        (),
     ),
-    "feedback_inbox": (
+    "feedback_inbox": External(
         "feedback",
-        "Decisions of the running policy and what people said of them, dropped as JSONL files into the home's inbox.",
-        (),
+        "Decisions of the running policy and what people said of them: files dropped into the home's inbox, or a Redis "
+        "stream.",
     ),
-    "champion": (
+    "champion": External(
         "deployment",
-        (
-            "The policy that is in use: one pointer, moved by compare-and-set. `publish` makes the first promotable "
-            "bundle the champion; it closes the loop outside the graph, since the next training starts from it."
-        ),
-        ("publish",),
+        "The policy that is in use: one pointer, moved by compare-and-set. It closes the loop outside the graph, since "
+        "nightly and incremental trainings start from it.",
+        deps=("publish",),
     ),
 }
 
@@ -181,10 +196,16 @@ def specification(name: str) -> dict[str, Any]:
 
 
 def external_assets() -> list[dg.AssetSpec]:
-    """What comes from outside, or leads outside."""
+    """The assets of :data:`EXTERNAL`, which nothing here materialises."""
     return [
         dg.AssetSpec(
-            name, deps=list(deps), group_name=group, description=description, owners=["team:agentpipe"], kinds={"file"}
+            name,
+            deps=list(external.deps),
+            group_name=external.group,
+            description=external.description,
+            owners=["team:agentpipe"],
+            kinds={"file"},
+            partitions_def=external.partitions,
         )
-        for name, (group, description, deps) in EXTERNAL.items()
+        for name, external in EXTERNAL.items()
     ]

@@ -44,6 +44,7 @@ STAGES: tuple[Stage, ...] = (
         ),
         description="One candidate: trained, judged, exported and published.",
     ),
+    Stage("champion", ("champion_evaluation",), description="The champion on the hold-out under the present table."),
     Stage("week", ("weekly_drift_report",), description="The drift report of one week."),
 )
 

@@ -28,6 +28,7 @@ from agentpipe.defs.instance import (
 from agentpipe.defs.jobs import BOUND, STAGES, Stage
 from agentpipe.defs.progress import listening
 from agentpipe.defs.resources import Workspace, hold_home
+from agentpipe.defs.sources import source_events
 from agentpipe.environments.parameters import CELLS
 from agentpipe.errors import HomeError
 from agentpipe.progress import Progress, silent
@@ -103,7 +104,10 @@ def run_main_job(
         outcome = Outcome(home, chosen)
         with open_instance(home) as instance, listening(progress):
             settle_interrupted_runs(instance)
-            runner = _Runner(definitions, instance, Workspace(**given), given, outcome, progress)
+            workspace = Workspace(**given)
+            for event in source_events(instance, workspace):
+                instance.report_runless_asset_event(event)
+            runner = _Runner(definitions, instance, workspace, given, outcome, progress)
             for stage in STAGES:
                 for key in keys_of(stage, chosen):
                     runner.run(stage, key)

@@ -8,6 +8,7 @@ import functools
 import os
 import time
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from agentpipe.environments.table import DisturbanceTable
     from agentpipe.environments.table_store import TableStore
 
+CELL_CHAIN = ("disturbance_table", "environment_pool_health", "trajectories")
+"""What is made for one cell, each from the one before."""
 NONE = "NONE"
 """The data version of an external source that is not used."""
 _held: set[Path] = set()
@@ -101,18 +104,40 @@ class Workspace(dg.ConfigurableResource[Any]):
     def table(self, cell: str | None = None) -> DisturbanceTable:
         """The table version that ``cell`` was materialised from; without a cell, the version that holds all cells.
 
+        Where no version holds all of them, the one that holds all fresh cells (:meth:`fresh_cells`), if enough are.
+
         Raises:
-            TableError: no version holds the rows of all materialised cells, since some were left behind.
+            TableError: no version holds the rows of enough materialised cells, since some were left behind.
         """
         store = self.table_store()
         references = {key: self.references.load("disturbance_table", key) for key in ((cell,) if cell else CELLS)}
-        for version in sorted({reference.figures["table_version"] for reference in references.values()}):
-            table = store.load(version)
-            if not _behind(references, table):
-                return table
+        versions = sorted({reference.figures["table_version"] for reference in references.values()})
+        fresh = [] if cell else self.fresh_cells()
+        enough = {key: references[key] for key in fresh} if len(fresh) >= self.settings.schedule.cells_needed else {}
+        for wanted in filter(None, (references, enough)):
+            for version in versions:
+                table = store.load(version)
+                if not _behind(wanted, table):
+                    return table
         behind = ", ".join(_behind(references, store.current()))
         remedy = f"materialise disturbance_table for {behind}"
         raise TableError("the cells come from different versions of the table", cells=behind, remedy=remedy)
+
+    def fresh_cells(self) -> list[str]:
+        """The cells whose trajectories were recorded under the rows that their part of the table holds now."""
+        return [cell for cell in CELLS if all(self._follows(*pair, cell) for pair in pairwise(CELL_CHAIN))]
+
+    def _follows(self, upstream: str, asset: str, cell: str) -> bool:
+        """True where ``asset`` was made from what ``upstream`` is now."""
+        found = self.references.find(asset, cell)
+        return found is not None and found.consumed.get(upstream) == self.references.version(upstream, cell)
+
+    def champion_digest(self) -> str:
+        """The data version of the policy that is in use; ``NONE`` before the first."""
+        from agentpipe.learning.champion import ChampionStore
+
+        current = ChampionStore(self.root / "champion").current()
+        return NONE if current is None else current.digest
 
     def line_profile(self) -> LineProfile:
         """The materialised line profile."""
@@ -134,11 +159,17 @@ class Workspace(dg.ConfigurableResource[Any]):
         if name == "table_source":
             assert partition is not None
             return _source_table(self).cell_digests[partition]
+        if name == "champion":
+            return self.champion_digest()
         assert partition is not None
         feedback = self.root / "feedback"
         waiting = [digest_file(path) for path in sorted((feedback / "inbox").glob("*.jsonl"))]
         stored = [digest_file(path) for path in sorted((feedback / "store" / partition).glob("*.parquet"))]
         return digest_bytes(canonical_json([waiting, stored])) if waiting or stored else NONE
+
+    def cell_versions(self) -> Mapping[str, str]:
+        """The data version of every cell as the source of the table reads now."""
+        return _source_table(self).cell_digests
 
     def consumed(self, asset: str, partition: str | None) -> dict[str, str]:
         """The current data version of everything that one partition of ``asset`` consumes."""
