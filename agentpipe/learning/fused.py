@@ -47,7 +47,9 @@ SHARDS = 8
 BLOCK = 512
 """samples that go through the network together: their activations stay in the cache"""
 POLICY, VALUE, ENTROPY, CHOICES, KL, OLD_KL = range(6)
-"""positions in :attr:`SegmentedGradient.sums`; then KL, clipped samples and samples of each segment"""
+"""positions in what a :class:`SegmentedGradient` returns"""
+SEGMENTED = 6
+"""where KL, clipped samples and samples of each segment begin in it"""
 
 Floats = npt.NDArray[np.float32]
 

@@ -84,9 +84,18 @@ class PolicyNetwork(nn.Module):
 
     def heads(self, encoded: Tensor, last_action: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Masked logits f32[N, A] (illegal actions at -1e9) and values f32[N] of encoded input."""
+        actor, critic = self.branches(self.fuse(encoded, last_action))
+        logits = self.actor_head(actor).masked_fill(~mask, _ILLEGAL)
+        return logits, self.critic_head(critic).squeeze(-1)
+
+    def fuse(self, encoded: Tensor, last_action: Tensor) -> Tensor:
+        """The encoder: first hidden activations f32[N, trunks x width] of encoded input and last action."""
         # Equal to concatenating the embedding to the input, at the price of a table look-up.
         table = self.projection(self.embedding.weight)
-        hidden = self._activate(self.first(encoded) + table[last_action])
+        return self._activate(self.first(encoded) + table[last_action])
+
+    def branches(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the two heads look at, f32[N, width] each (the same where the trunk is shared), of the encoder's."""
         width = self.options.hidden[0]
         actor = hidden if self.options.shared_trunk else hidden[:, :width]
         for layer in self.actor_hidden:
@@ -94,8 +103,7 @@ class PolicyNetwork(nn.Module):
         critic = actor if self.options.shared_trunk else hidden[:, width:]
         for layer in self.critic_hidden:
             critic = self._activate(layer(critic))
-        logits = self.actor_head(actor).masked_fill(~mask, _ILLEGAL)
-        return logits, self.critic_head(critic).squeeze(-1)
+        return actor, critic
 
     def forward(
         self, observation: Tensor, last_action: Tensor, time: Tensor, mask: Tensor

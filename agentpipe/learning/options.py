@@ -197,6 +197,8 @@ class TrainingOptions:
     """worker threads; the result does not depend on them"""
     seed: int = 0
     """root of every random stream of the training itself"""
+    kl_weight: float = 0.0
+    """weight of KL(initial || policy), which holds a retraining near the package that it starts from; 0 = none"""
 
     def digest(self) -> str:
         """Digest of every option but how live rollouts are recorded, which changes no result."""
@@ -204,7 +206,54 @@ class TrainingOptions:
 
     def decisive(self) -> dict[str, Any]:
         """Every option that changes a result, as plain JSON values."""
-        return {**as_json(self), "stream": None}
+        content = {**as_json(self), "stream": None}
+        if self.kl_weight == 0:  # nothing changes what a training without an anchor is called
+            del content["kl_weight"]
+        return content
+
+
+@dataclass(frozen=True)
+class FineTuningOptions:
+    """Incremental training from labelled decisions."""
+
+    learning_rate: float = 3e-5
+    """at the start; it falls linearly to ``final_learning_rate_share``"""
+    final_learning_rate_share: float = 0.1
+    """last learning rate over the first"""
+    epochs: int = 12
+    """passes over the labelled decisions"""
+    minibatch: int = 256
+    """labelled decisions of one gradient step"""
+    rehearsal: float = 4.0
+    """recorded steps of one gradient step for each labelled decision"""
+    kl_weight: float = 1.0
+    """weight of KL(champion || policy) over the rehearsed steps"""
+    surrogate_weight: float = 1.0
+    """weight of the policy gradient of the rehearsed steps (V-trace advantages)"""
+    weak_negative: float = 0.25
+    """weight of ``needs improvement`` beside ``wrong``"""
+    most_labels: int = 20_000
+    """labelled decisions used at most; the others stay new"""
+    minimum_labels: int = 1
+    """new labelled decisions below which nothing is trained"""
+    validate_every: int = 2
+    """epochs between two looks at the validation split"""
+    tolerance: float = 0.005
+    """validation success that a look may lack of the best look and still be kept"""
+    patience: int = 2
+    """looks in a row beyond the tolerance after which training stops"""
+    ppo: PpoOptions = field(default_factory=PpoOptions)
+    """discount, clip ranges, value weight and gradient norm; nothing else of it is used"""
+    replay: ReplayOptions = field(default_factory=lambda: ReplayOptions(sampler="uniform"))
+    """sampler and V-trace's clips of the rehearsed steps; its share is not used"""
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "epochs", "minibatch", "most_labels", "minimum_labels", "validate_every"):
+            if not getattr(self, name) > 0:
+                raise SettingsError(f"{name} {getattr(self, name)}", field=name, remedy="choose a number above 0")
+        for name in ("rehearsal", "kl_weight", "surrogate_weight", "weak_negative", "tolerance", "patience"):
+            if not getattr(self, name) >= 0:
+                raise SettingsError(f"{name} {getattr(self, name)}", field=name, remedy="choose a number from 0 up")
 
 
 def as_json(options: DataclassInstance) -> dict[str, Any]:
@@ -288,4 +337,37 @@ def training_options(settings: Settings) -> TrainingOptions:
         checkpoint_every=chosen.checkpoint_every,
         threads=settings.threads,
         seed=settings.seed,
+    )
+
+
+def retraining_options(settings: Settings) -> TrainingOptions:
+    """The options of a retraining that starts from the champion: :func:`training_options`, near it.
+
+    There is no warm-up; the learning rate is ``retraining_rate_share`` of the training's, the budget
+    ``retraining_steps``, and KL(champion || policy) weighs ``retraining_kl_weight``.
+    """
+    chosen, near = training_options(settings), settings.finetuning
+    return dataclasses.replace(
+        chosen,
+        ppo=dataclasses.replace(chosen.ppo, learning_rate=chosen.ppo.learning_rate * near.retraining_rate_share),
+        warm_up=None,
+        budget_steps=near.retraining_steps,
+        kl_weight=near.retraining_kl_weight,
+    )
+
+
+def fine_tuning_options(settings: Settings) -> FineTuningOptions:
+    """The options of a day's fine-tuning that the project's settings ask for."""
+    chosen, training = settings.finetuning, training_options(settings)
+    return FineTuningOptions(
+        learning_rate=training.ppo.learning_rate * chosen.learning_rate_share,
+        epochs=chosen.epochs,
+        minibatch=chosen.minibatch,
+        rehearsal=chosen.rehearsal,
+        kl_weight=chosen.kl_weight,
+        weak_negative=chosen.weak_negative,
+        most_labels=chosen.most_labels,
+        minimum_labels=settings.feedback.minimum_labels,
+        ppo=training.ppo,
+        replay=dataclasses.replace(training.replay, sampler="uniform"),
     )

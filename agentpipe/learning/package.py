@@ -1,7 +1,7 @@
 """The policy package: the only way a policy is run, anywhere.
 
 A directory with ``package.json`` (signature, names, provenance, digests), ``weights.safetensors`` and
-``statistics.safetensors``.
+``statistics.safetensors``; ``labels.txt`` where labels were learned from (:mod:`~agentpipe.learning.lineage`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from agentpipe.errors import (
     SettingsError,
     SimulationError,
 )
+from agentpipe.learning.lineage import FORMAT, KIND, LABELS, pack_labels, unpack_labels
+from agentpipe.learning.lineage import MANIFEST as _MANIFEST
 from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.normalisation import ObservationStatistics
 from agentpipe.learning.options import as_json, network_options
@@ -33,9 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-KIND, FORMAT = "agentpipe.policy-package", 1
 SIGNATURE_VERSION = 1
-_MANIFEST, _WEIGHTS, _STATISTICS = "package.json", "weights.safetensors", "statistics.safetensors"
+_WEIGHTS, _STATISTICS = "weights.safetensors", "statistics.safetensors"
 
 
 class PolicyOutput(NamedTuple):
@@ -60,6 +61,7 @@ class PolicyPackage:
         action_names: A names.
         simulator_version: of the simulator it was trained in.
         provenance: free JSON object: parent, table version, configuration digest, updates, …; no times.
+        labels: ids of all labels that the policy and its ancestors were trained on; no part of the digest.
     """
 
     network: PolicyNetwork
@@ -68,6 +70,7 @@ class PolicyPackage:
     action_names: tuple[str, ...] = ACTION_NAMES
     simulator_version: str = SIMULATOR_VERSION
     provenance: dict[str, Any] = field(default_factory=dict)
+    labels: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         sizes = (self.network.observation_size, self.network.action_count)
@@ -196,6 +199,8 @@ class PolicyPackage:
         files = self._files()
         manifest = self._manifest()
         digest = _digest(manifest, {name: digest_bytes(data) for name, data in files.items()})
+        if self.labels:
+            files[LABELS] = pack_labels(self.labels)
         with publish_directory(path) as staging:
             content = {**manifest, "package_digest": digest, "provenance": self.provenance}
             seal(staging, _MANIFEST, sealed_manifest(content, files), files)
@@ -221,7 +226,9 @@ class PolicyPackage:
         load_weights(network, unpack(required(files, _WEIGHTS, path), path / _WEIGHTS), path / _WEIGHTS)
         statistics = ObservationStatistics.from_bytes(required(files, _STATISTICS, path), names, path / _STATISTICS)
         version = str(required(manifest, "simulator_version", where))
-        package = cls(network, statistics, names, actions, version, dict(required(manifest, "provenance", where)))
+        labels = unpack_labels(files[LABELS], path / LABELS) if LABELS in files else frozenset()
+        provenance = dict(required(manifest, "provenance", where))
+        package = cls(network, statistics, names, actions, version, provenance, labels)
         if required(manifest, "signature", where) != package.signature:
             raise CheckpointError("the signature does not match the network", file=where, field="signature")
         return package

@@ -13,7 +13,7 @@ from torch import Tensor
 from agentpipe.environments.layout import SEGMENTS
 from agentpipe.errors import NonFiniteError
 from agentpipe.learning.advantages import explained_variance, generalised_advantages, segment_scale
-from agentpipe.learning.fused import CHOICES, ENTROPY, KL, OLD_KL, POLICY, VALUE
+from agentpipe.learning.fused import CHOICES, ENTROPY, KL, OLD_KL, POLICY, SEGMENTED, VALUE
 
 if TYPE_CHECKING:
     from agentpipe.learning.batch import Batch
@@ -157,8 +157,9 @@ def clip_gradients(
 
 
 def _figures(sums: npt.NDArray[np.float64]) -> dict[str, float]:
-    kl, clipped, count = sums[OLD_KL + 1 :].reshape(3, len(SEGMENTS))
+    kl, clipped, count = sums[SEGMENTED : SEGMENTED + 3 * len(SEGMENTS)].reshape(3, len(SEGMENTS))
     samples, safe = count.sum(), np.maximum(count, 1)
+    anchored = sums[SEGMENTED + 3 * len(SEGMENTS) :]
     return {
         "losses/policy_loss": float(sums[POLICY] / samples),
         "losses/value_loss": float(sums[VALUE] / samples),
@@ -166,6 +167,7 @@ def _figures(sums: npt.NDArray[np.float64]) -> dict[str, float]:
         "losses/approx_kl": float(sums[KL] / samples),
         "losses/old_approx_kl": float(sums[OLD_KL] / samples),
         "losses/clipfrac": float(clipped.sum() / samples),
+        **({"losses/anchor_kl": float(anchored[0] / samples)} if len(anchored) else {}),
         **{f"losses/approx_kl/{name}": float(figure) for name, figure in zip(SEGMENTS, kl / safe, strict=True)},
         **{f"losses/clipfrac/{name}": float(figure) for name, figure in zip(SEGMENTS, clipped / safe, strict=True)},
     }

@@ -50,7 +50,7 @@ class RewardScaler:
             self.running = self.running * self.discount + r_t[t]
             seen[t] = self.running
             self.running = np.where(done_t[t], 0.0, self.running)
-        self._merge(float(seen.size), float(seen.mean()), float(np.square(seen - seen.mean()).sum()))
+        self.observe(seen)
         scaled = r_t / np.float32(self.deviation)
         self.clamped_share = float((np.abs(scaled) > self.clamp).mean())
         clamped: Floats = np.clip(scaled, -self.clamp, self.clamp)
@@ -60,6 +60,10 @@ class RewardScaler:
         """Rewards f32 of any shape under the present scale and clamp; nothing is learned from them."""
         scaled: Floats = np.clip(reward / np.float32(self.deviation), -self.clamp, self.clamp)
         return scaled
+
+    def observe(self, returns: npt.NDArray[np.float64]) -> None:
+        """Learns the scale from discounted returns f64 of any shape, one or more."""
+        self._merge(float(returns.size), float(returns.mean()), float(np.square(returns - returns.mean()).sum()))
 
     def _merge(self, count: float, mean: float, m2: float) -> None:
         total = self.count + count

@@ -7,15 +7,15 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from agentpipe.environments.layout import ACTION_NAMES, SIMULATOR_VERSION
 from agentpipe.errors import CheckpointError, LearningError
 from agentpipe.learning import checkpoint as checkpoints
+from agentpipe.learning.anchor import Anchor, AnchoredGradient
 from agentpipe.learning.fused import SegmentedGradient
 from agentpipe.learning.gates import Breaker, training_gate, warm_up_gate
 from agentpipe.learning.imitation import warm_up
 from agentpipe.learning.interruption import deferred_signals
+from agentpipe.learning.lineage import labels_digest
 from agentpipe.learning.metrics import Events, Utilisation
 from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.options import TrainingOptions, share_at
@@ -26,12 +26,14 @@ from agentpipe.learning.result import Reason, TrainingResult
 from agentpipe.learning.rollout import Rollout, collect
 from agentpipe.learning.state import TrainingState, seed_of
 from agentpipe.learning.stream import Stream, unknown_source
-from agentpipe.learning.workers import Workers
+from agentpipe.learning.workers import Workers, single_threaded_torch
 from agentpipe.progress import silent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    import torch
 
     from agentpipe.environments.demonstrator import Expert
     from agentpipe.environments.pool import LinePool
@@ -75,7 +77,8 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
         directory: gets ``checkpoints/``, ``package/``, ``tensorboard/`` and ``experience/``.
         expert: is cloned before the policy gradient, if the options ask for a warm-up.
         validate: scores a policy on the validation split (higher is better, 1 is perfect); never sees the hold-out.
-        initial: weights to start from; there is no warm-up then.
+        initial: weights to start from; there is no warm-up then. With ``options.kl_weight`` also the policy to stay
+            near, to be given when resuming, too. The package made lists the labels that it was trained on.
         resume: checkpoint to go on from; everything else must be as it was.
         recorded: opened shards that a part of each batch is drawn from; none = live samples only.
         source: where the live episodes come from, for the shards that they are recorded in; none = an environment is
@@ -94,17 +97,19 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
     Raises:
         NonFiniteError: at the first NaN or infinity; the last checkpoint stays.
         CheckpointError: ``resume`` is damaged or was made under other options.
-        LearningError: ``initial``, ``recorded`` or ``source`` do not fit, or are not those of ``resume``.
+        LearningError: ``initial``, ``recorded`` or ``source`` do not fit, or are not those of ``resume``; a weight of
+            the anchor without ``initial``, or with other observation statistics than its.
         DiskFullError, HomeError: a checkpoint or a shard cannot be written; what counted stays.
     """
     context = {"parent": parent, "configuration_digest": configuration_digest, "provenance": provenance or {}}
     with contextlib.ExitStack() as stack:
         told_to_end = stack.enter_context(deferred_signals(signal.SIGTERM, signal.SIGINT))
         # From the first weight on: even an orthogonal matrix has other last bits when two threads make it.
-        stack.enter_context(_single_threaded_torch())
+        stack.enter_context(single_threaded_torch())
         workers = stack.enter_context(Workers(options.threads))
         state = TrainingState(statistics, len(action_names), pool.size, options)
         run = _Run(pool, state, workers, directory, context, tuple(action_names), simulator_version, validate, progress)
+        run.descend(initial)
         run.replay = open_replay(recorded, options.replay, state.network, workers, seed_of(options.seed, "replay"))
         if options.stream is not None:
             known = source or unknown_source(pool.size)
@@ -119,17 +124,6 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
         return run.finish(reason, explanation)
 
 
-@contextlib.contextmanager
-def _single_threaded_torch() -> Iterator[None]:
-    """One thread an operation: the workers share the work in larger pieces."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _resume_at(state: TrainingState, resume: Path | None) -> int | None:
     return None if resume is None else state.counters.environment_steps + 1
 
@@ -140,6 +134,8 @@ class _Run:
     events: Events
     replay: Replay | None = None
     stream: Stream | None = None
+    anchor: Anchor | None = None
+    labels: frozenset[str] = frozenset()
 
     def __init__(  # noqa: PLR0913, PLR0917 - private, see train
         self,
@@ -168,11 +164,35 @@ class _Run:
 
     # -- beginning ---------------------------------------------------------------------------------------------
 
+    def descend(self, initial: PolicyPackage | None) -> None:
+        """Takes over what an ancestor hands on: the labels it was trained on, and itself as an anchor."""
+        ppo, weight = self.options.ppo, self.options.kl_weight
+        if initial is not None and initial.labels:
+            self.labels = initial.labels
+            self.context["labels"] = labels_digest(initial.labels)
+        if weight == 0:
+            return
+        if initial is None:
+            remedy = "give the package to stay near, or no weight of the anchor"
+            raise LearningError("an anchor without a package", field="kl_weight", remedy=remedy)
+        network, rows = self.state.network, self._batch_rows()
+        self.anchor = Anchor(initial, network, self.workers, rows)
+        self.context["anchor"] = initial.digest
+        self.gradient = AnchoredGradient(network, ppo.clip, ppo.value_weight, self.workers, weight)
+
+    def _batch_rows(self) -> int:
+        live = self.options.ppo.rollout_steps * self.pool.size
+        return live + replayed_rows(live, self.options.replay.share)
+
     def resume(self, path: Path) -> None:
         found = checkpoints.load(path)
         if found.content.get("configuration_digest") != self.context["configuration_digest"]:
             remedy = "start anew, or resume with the configuration that it was made with"
             raise CheckpointError("made under another configuration", file=path, field="configuration", remedy=remedy)
+        for name in ("anchor", "labels"):
+            if found.content.get(name) != self.context.get(name):
+                remedy = "resume with the initial package that it was made with"
+                raise CheckpointError("made from another package", file=path, field=name, remedy=remedy)
         drawn: Any = found.content.get("replay")
         if (drawn is None) != (self.replay is None):
             remedy = "resume with the recorded trajectories that it was made with, or start anew"
@@ -294,6 +314,8 @@ class _Run:
         if self.replay is not None:
             batch, drawn = self.replay.fill(prepared, rollout.live, state.scaler, ppo.discount, number=number)
             samples |= drawn
+        if self.anchor is not None:
+            batch = self.anchor.fill(batch)
         replayed = time.monotonic()
         result = update(
             state.network,
@@ -369,7 +391,8 @@ class _Run:
             "best_validation": counters.best_score,
         }
         names = state.statistics.names
-        return PolicyPackage(network, state.statistics, names, self.action_names, self.simulator_version, provenance)
+        version = self.simulator_version
+        return PolicyPackage(network, state.statistics, names, self.action_names, version, provenance, self.labels)
 
     def _save(self, *, due: bool = True) -> None:
         """Writes a checkpoint, unless the last one is of this very update.
