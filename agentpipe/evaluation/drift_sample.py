@@ -1,0 +1,79 @@
+"""The two samples of an input drift: what the policy was trained on, and what it met in production.
+
+The reference is recorded trajectories, not what :func:`~agentpipe.evaluation.reference.collect_reference` collects:
+which situations arise depends on who plays, and those are the rule-based player's. Trajectories are played by the
+champion, in every cell, and are what training draws from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentpipe.errors import CorruptError, EvaluationError
+from agentpipe.experience.store import checksum
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from agentpipe.experience.store.shard import Shard
+
+
+@dataclass(frozen=True)
+class Observations:
+    """n observations of D features, and where each is from."""
+
+    values: npt.NDArray[np.float32]
+    """f32[n, D], raw."""
+    groups: npt.NDArray[Any]
+    """Environment or line [n]; rows of one are not independent."""
+
+
+def recorded_observations(shards: Sequence[Shard], *, rows: int = 100_000, seed: int) -> Observations:
+    """At most ``rows`` observations of sealed shards, all together drawn by ``seed`` with equal probability.
+
+    Only the drawn records are read, and their checksums verified. Groups are the environments' indices i64[n].
+
+    Raises:
+        EvaluationError: no shard, no record, or fewer than one row asked for.
+        CorruptError: the checksum of a drawn record does not fit.
+    """
+    sizes = np.array([len(shard.records) for shard in shards], dtype=np.int64)
+    total = int(sizes.sum())
+    if rows < 1 or not total:
+        raise EvaluationError(f"cannot draw {rows} observations from {total} recorded steps")
+    keep = np.sort(np.random.default_rng(seed).choice(total, min(rows, total), replace=False))
+    values, groups, start = [], [], 0
+    for shard, size in zip(shards, sizes.tolist(), strict=True):
+        chosen = np.ascontiguousarray(shard.records[keep[(keep >= start) & (keep < start + size)] - start])
+        if checksum.wrong(chosen).any():
+            raise CorruptError(
+                "a record's checksum does not fit", file=shard.path, remedy="agentpipe buffer check --fix"
+            )
+        values.append(chosen["observation"])
+        groups.append(chosen["environment"].astype(np.int64))
+        start += size
+    return Observations(np.concatenate(values), np.concatenate(groups))
+
+
+def decided_observations(decisions: pa.Table, size: int) -> Observations:
+    """Observations f32[n, size] and lines [n] of a table with columns ``observation`` and ``line_id``.
+
+    Raises:
+        EvaluationError: a row without an observation, or with one of another size.
+    """
+    column = decisions.column("observation").combine_chunks()
+    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(lengths != size)  # a missing list has length NaN
+    if wrong.size:
+        remedy = "compare only decisions of policies with this observation"
+        message = f"an observation has {lengths[wrong[0]]:g} features instead of {size}"
+        raise EvaluationError(message, row=int(wrong[0]), remedy=remedy)
+    flat = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+    lines = decisions.column("line_id").combine_chunks().dictionary_encode()
+    return Observations(flat.reshape(len(column), size), lines.indices.to_numpy(zero_copy_only=False))
