@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentpipe.cli.options import Home, Json
-from agentpipe.cli.output import print_json, reporting
-from agentpipe.errors import TableError
+from agentpipe.cli.output import print_json, reporting, say
+from agentpipe.errors import AgentpipeError, TableError
 
 if TYPE_CHECKING:
     from agentpipe.environments.table import DisturbanceTable, TableDiff
@@ -74,8 +74,9 @@ def set_(
 ) -> None:
     """Changes rows, as a new version with its author and reason."""
     with reporting(as_json):
-        change = _store(home).set(where, _parse_assignments(assignments), who, why)
-        _print_change(change, as_json)
+        store = _store(home)
+        change = store.set(where, _parse_assignments(assignments), who, why)
+        _print_change(change, _distribute(store), as_json)
 
 
 @app.command()
@@ -88,8 +89,9 @@ def rollback(
 ) -> None:
     """Makes a kept version current again; also the way out of a source file that is not valid."""
     with reporting(as_json):
-        change = _store(home).rollback(version, who, why)
-        _print_change(change, as_json)
+        store = _store(home)
+        change = store.rollback(version, who, why)
+        _print_change(change, _distribute(store), as_json)
 
 
 @app.command()
@@ -125,6 +127,21 @@ def _store(home: Path | None) -> TableStore:
 
     settings = load_settings(home=home)
     return TableStore(settings.home, source=settings.table_source)
+
+
+def _distribute(store: TableStore) -> dict[str, Any] | None:
+    """Publishes where a Redis is set. Where that fails, the change stands, and the next run publishes it."""
+    from agentpipe.environments.table_redis_home import publish_current
+    from agentpipe.settings import load_settings
+
+    redis_url = load_settings().redis_url
+    if redis_url is None:
+        return None
+    try:
+        publish_current(store, redis_url)
+    except AgentpipeError as error:
+        return {"published": False, "error": error.as_dict()}
+    return {"published": True}
 
 
 def _open(store: TableStore, version: str) -> tuple[DisturbanceTable, str]:
@@ -206,13 +223,17 @@ def _print_diff(difference: TableDiff) -> None:
     typer.echo(f"cells that differ: {', '.join(difference.cells) or 'none'}")
 
 
-def _print_change(change: Change, as_json: bool) -> None:
+def _print_change(change: Change, redis: dict[str, Any] | None, as_json: bool) -> None:
     if as_json:
         entry = change.entry.to_json() if change.entry else None
-        print_json({"version": change.version, "entry": entry, **change.diff.to_json()})
+        print_json({"version": change.version, "entry": entry, "redis": redis, **change.diff.to_json()})
         return
     _print_diff(change.diff)
     typer.echo(f"version {change.version}" + ("" if change.entry else " (nothing changed)"))
+    if redis is not None and redis["published"]:
+        typer.echo("published in Redis")
+    elif redis is not None:
+        say(f"The change is made, but not published in Redis yet; disturbance_table will. {redis['error']['message']}.")
 
 
 def _entry_text(line: dict[str, Any]) -> str:

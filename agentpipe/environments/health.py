@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agentpipe.environments.line_profile import LineProfile
     from agentpipe.environments.pool import LinePool
     from agentpipe.environments.table import DisturbanceTable
+    from agentpipe.environments.table_redis import RedisHealth
 
 NOT_APPLICABLE = {
     "process_start_ms": "the vectorised pool starts no process for an environment",
@@ -34,6 +35,8 @@ NOT_APPLICABLE = {
     "cpu_share_sd": "environments share one process",
     "crash_rate": "an environment cannot die without the process",
     "context_switches": "belong to one process an environment",
+    "redis_round_trip_ms": "no Redis is set: the table is read from files",
+    "redis_connection_share": "no Redis is set: the table is read from files",
 }
 _ACTION_CHANNEL = 31
 
@@ -53,6 +56,7 @@ class CellHealth:
         step_rate: f64[steps], environment steps a second of each pool step, choice of actions not included.
         resident_mb: resident memory of the process with the pool built, MiB.
         pool_mb: by how much building the pool raised it, MiB (0 where memory was reused).
+        redis: round trip and connections of the Redis that distributes the table; ``None`` without one.
     """
 
     cell: str
@@ -63,6 +67,7 @@ class CellHealth:
     step_rate: Floats
     resident_mb: float
     pool_mb: float
+    redis: RedisHealth | None = None
 
     @property
     def digest(self) -> str:
@@ -87,6 +92,25 @@ class CellHealth:
         """Median environment steps a second."""
         return float(np.median(self.step_rate)) if len(self.step_rate) else 0.0
 
+    @property
+    def redis_figures(self) -> dict[str, float | None]:
+        """``redis_round_trip_ms`` and ``redis_connection_share`` as gate 1 takes them; ``None`` does not apply."""
+        if self.redis is None:
+            return {"redis_round_trip_ms": None, "redis_connection_share": None}
+        return {
+            "redis_round_trip_ms": self.redis.round_trip_ms,
+            "redis_connection_share": self.redis.connection_share,
+        }
+
+    @property
+    def not_applicable(self) -> dict[str, str]:
+        """Figures that mean nothing for this pool, and why."""
+        measured = {name for name, value in self.redis_figures.items() if value is not None}
+        reasons = {name: reason for name, reason in NOT_APPLICABLE.items() if name not in measured}
+        if self.redis and "redis_connection_share" in reasons:
+            reasons["redis_connection_share"] = "the Redis server does not tell its maxclients"
+        return reasons
+
     def to_json(self) -> dict[str, Any]:
         """JSON-ready form, durations apart from content."""
         quantiles = (
@@ -104,8 +128,9 @@ class CellHealth:
                 "steps_per_second": self.steps_per_second,
                 "resident_mb": self.resident_mb,
                 "pool_mb": self.pool_mb,
+                **{name: value for name, value in self.redis_figures.items() if value is not None},
             },
-            "not_applicable": NOT_APPLICABLE,
+            "not_applicable": self.not_applicable,
         }
 
 
@@ -130,6 +155,7 @@ def cell_health(
     threads: int = 1,
     effort: Effort = FULL,
     progress: Progress = silent,
+    redis: RedisHealth | None = None,
 ) -> CellHealth:
     """Builds, resets and steps the environments of one cell and measures it.
 
@@ -141,6 +167,7 @@ def cell_health(
         threads: worker threads of the pool.
         effort: how much is measured.
         progress: told what is being done.
+        redis: health of the Redis that distributes the table, kept with the rest.
 
     Raises:
         InputError: no environments, or of more than one cell.
@@ -175,7 +202,7 @@ def cell_health(
         "simulator_version": SIMULATOR_VERSION,
     }
     kept = tuple(failures[:20])
-    return CellHealth(cell, content, kept, reset, pool_reset, rates, resident, max(0.0, resident - before))
+    return CellHealth(cell, content, kept, reset, pool_reset, rates, resident, max(0.0, resident - before), redis)
 
 
 def _only_cell(environments: Sequence[EnvironmentSpec]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import SecretStr
+
 from agentpipe.environments.table_redis import Published, RedisHealth, RedisTables
 from agentpipe.errors import TableError, UnpublishedError
 
@@ -13,11 +15,13 @@ if TYPE_CHECKING:
     from agentpipe.environments.table import DisturbanceTable
     from agentpipe.environments.table_store import TableStore
 
+Url = SecretStr | str | None
+"""Of the settings, or plain; ``None`` for files only."""
 KEPT_VERSIONS = 200
 """Versions that publishing leaves in Redis; any other is filled in from the home when a pool pins it."""
 
 
-def publish_current(store: TableStore, redis_url: str | None, pinned: Collection[str] = ()) -> Published | None:
+def publish_current(store: TableStore, redis_url: Url, pinned: Collection[str] = ()) -> Published | None:
     """Publishes the current version of a home; without a URL nothing is done.
 
     Args:
@@ -31,13 +35,13 @@ def publish_current(store: TableStore, redis_url: str | None, pinned: Collection
     """
     if redis_url is None:
         return None
-    with RedisTables(redis_url) as tables:
+    with RedisTables(_plain(redis_url)) as tables:
         published = _publish(tables, store)
         tables.prune(KEPT_VERSIONS, pinned)
         return published
 
 
-def pinned_table(store: TableStore, version: str, redis_url: str | None) -> DisturbanceTable:
+def pinned_table(store: TableStore, version: str, redis_url: Url) -> DisturbanceTable:
     """The version that a pool pins: of Redis in one round trip, without a URL of the home.
 
     Where Redis lost the version (it was restarted, or removed it), the home's copy is published again.
@@ -54,7 +58,7 @@ def pinned_table(store: TableStore, version: str, redis_url: str | None) -> Dist
     """
     if redis_url is None:
         return store.load(version)
-    with RedisTables(redis_url) as tables:
+    with RedisTables(_plain(redis_url)) as tables:
         try:
             return tables.load(version)
         except UnpublishedError:
@@ -66,7 +70,7 @@ def pinned_table(store: TableStore, version: str, redis_url: str | None) -> Dist
             return table
 
 
-def redis_health(redis_url: str | None) -> RedisHealth | None:
+def redis_health(redis_url: Url) -> RedisHealth | None:
     """Round trip and connections of the server; ``None`` without a URL.
 
     Raises:
@@ -74,8 +78,12 @@ def redis_health(redis_url: str | None) -> RedisHealth | None:
     """
     if redis_url is None:
         return None
-    with RedisTables(redis_url) as tables:
+    with RedisTables(_plain(redis_url)) as tables:
         return tables.health()
+
+
+def _plain(redis_url: SecretStr | str) -> str:
+    return redis_url.get_secret_value() if isinstance(redis_url, SecretStr) else redis_url
 
 
 def _publish(tables: RedisTables, store: TableStore) -> Published:

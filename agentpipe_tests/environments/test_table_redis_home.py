@@ -7,15 +7,16 @@ import pytest
 import redis as client_library
 
 from agentpipe.environments.catalog import load_catalog
-from agentpipe.environments.health import random_actions
+from agentpipe.environments.health import Effort, cell_health, random_actions
 from agentpipe.environments.layout import Purpose
 from agentpipe.environments.line_profile import default_profile
 from agentpipe.environments.pool import build_pool
-from agentpipe.environments.table_redis import RedisTables
+from agentpipe.environments.table_redis import RedisHealth, RedisTables
 from agentpipe.environments.table_redis_home import KEPT_VERSIONS, pinned_table, publish_current, redis_health
 from agentpipe.environments.table_store import TableStore
 from agentpipe.errors import RedisServerError, TableError
 from agentpipe_tests.redis_server import redis_server
+from agentpipe_tests.strategies import project_table
 
 pytestmark = pytest.mark.redis
 SIGN = ("ann", "a test")
@@ -152,3 +153,29 @@ def test_nothing_that_a_home_does_leaves_a_connection_open(tmp_path, redis):
         redis_health(redis.url)
     with contextlib.closing(client_library.Redis.from_url(redis.url)) as raw:
         assert raw.info("clients")["connected_clients"] <= 2  # the last one may not have been noticed yet
+
+
+# ------------------------------------------------------------------------------------------ health of a pool
+
+
+def health(redis=None):
+    environments = load_catalog().environments("train", "load-1")[:4]
+    effort = Effort(resets=1, samples=1, steps=1)
+    return cell_health(environments, project_table(), default_profile(), seed=0, effort=effort, redis=redis)
+
+
+def test_redis_is_measured_beside_the_pool_and_is_no_content_of_it():
+    alone, beside = health(), health(RedisHealth(3.5, 17, 20))
+    assert alone.redis_figures == {"redis_round_trip_ms": None, "redis_connection_share": None}
+    assert {name for name in alone.not_applicable if "redis" in name} == set(alone.redis_figures)
+    assert beside.redis_figures == {"redis_round_trip_ms": 3.5, "redis_connection_share": 0.85}
+    assert beside.to_json()["measured"]["redis_connection_share"] == 0.85
+    assert not any("redis" in name for name in beside.to_json()["not_applicable"])
+    assert beside.digest == alone.digest
+
+
+def test_a_server_that_tells_no_maxclients_leaves_the_share_unjudged():
+    told = health(RedisHealth(3.5, 17, None))
+    assert "maxclients" in told.not_applicable["redis_connection_share"]
+    assert "redis_round_trip_ms" not in told.not_applicable
+    assert "redis_connection_share" not in told.to_json()["measured"]

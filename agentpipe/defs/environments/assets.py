@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from agentpipe.defs.environments.checks import health_gates, health_specs
+from agentpipe.defs.environments.checks import declared, health_gates, health_specs
 from agentpipe.defs.gates import check_result, figures
 from agentpipe.defs.graph import specification
 from agentpipe.defs.players import rules
@@ -76,18 +76,22 @@ def disturbance_table(context: dg.AssetExecutionContext, workspace: Workspace) -
     """The rows of one cell (disturbance kind × intensity), in the newest version of the table.
 
     An edit of the source becomes a new version of the whole table; the data version of a cell covers its own rows only,
-    so an edit changes exactly the cells that it touches.
+    so an edit changes exactly the cells that it touches. Where a Redis is set, the version is published there.
     """
+    from agentpipe.environments.table_redis_home import publish_current
+
     with step(context, workspace) as work:
         assert work.partition is not None
         store = workspace.table_store()
         table = store.refresh(who="disturbance_table", why=f"run {context.run.run_id}")
+        published = publish_current(store, workspace.settings.redis_url)
+        redis = f"version {published.current[:12]}, entry {published.number}" if published else "not set"
         own = [table.rows[index] for index in table.cell_rows(work.partition)]
         return work.result(
             data_version=table.cell_digests[work.partition],
             path=store.source_path,
             figures={"table_version": table.version, "rows": len(own)},
-            metadata={"parameters": rows([_parameters(row.variant, row.values) for row in own])},
+            metadata={"parameters": rows([_parameters(row.variant, row.values) for row in own]), "redis": redis},
         )
 
 
@@ -102,9 +106,11 @@ def environment_pool_health(context: dg.AssetExecutionContext, workspace: Worksp
     """Starts the training environments of one cell and measures them.
 
     Reset latency (distribution), start success, environment steps a second, resident memory. Figures of the clock are
-    not part of the data version. What only a pool of processes has (CPU share, crashes) does not apply here.
+    not part of the data version. What only a pool of processes has (CPU share, crashes) does not apply here, nor does
+    Redis (round trip, share of its connections) where none is set.
     """
     from agentpipe.environments.health import cell_health
+    from agentpipe.environments.table_redis_home import redis_health
     from agentpipe.evaluation.run_plots import reset_latency
     from agentpipe.storage import write_json
 
@@ -112,13 +118,21 @@ def environment_pool_health(context: dg.AssetExecutionContext, workspace: Worksp
         assert work.partition is not None
         setting, limits = scene(workspace, work.partition), workspace.settings.gates
         environments = setting.catalog.environments("train", work.partition)
-        health = cell_health(environments, setting.table, setting.profile, seed=setting.seed, progress=work.progress)
+        health = cell_health(
+            environments,
+            setting.table,
+            setting.profile,
+            seed=setting.seed,
+            progress=work.progress,
+            redis=redis_health(workspace.settings.redis_url),
+        )
         path = work.folder / "health.json"
         write_json(path, health.to_json())
         measured = {
             "start_success": health.start_success,
             "reset_p99_ms": health.reset_quantile_ms(0.99),
             "slow_reset_share": health.slow_reset_share(limits.reset_p99_ms),
+            **{name: value for name, value in health.redis_figures.items() if value is not None},
         }
         gates = health_gates(measured, limits)
         return work.result(
@@ -141,7 +155,7 @@ def environment_pool_health(context: dg.AssetExecutionContext, workspace: Worksp
                 "failures": rows([{"environment": name, "reason": reason} for name, reason in health.failures]),
                 "not_applicable": dg.MetadataValue.json(health.to_json()["not_applicable"]),
             },
-            checks=[check_result(judged) for judged in gates],
+            checks=[check_result(judged) for judged in declared(gates)],
         )
 
 
