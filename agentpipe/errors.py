@@ -145,3 +145,7 @@ class ParityError(ServingError):
 
 class ServiceError(ServingError):
     """Raised when a server cannot be started or reached (port in use, not installed, ...)."""
+
+
+class AlertError(AgentpipeError):
+    """Raised when an alert is not delivered, where the caller asked to know."""
