@@ -18,7 +18,7 @@ from agentpipe.learning.champion import (
     exclusive,
     rollback_target,
 )
-from agentpipe.storage import read_json, write_json
+from agentpipe.storage import check_home_format, read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -225,7 +225,13 @@ class HoldStore:
 
 
 def champion_stores(home: Path) -> tuple[ChampionStore, HoldStore]:
-    """The champion and the held candidates of a home."""
+    """The champion and the held candidates of a home.
+
+    Raises:
+        VersionError: the home was written by a newer agentpipe.
+        CorruptError: its marker is damaged.
+    """
+    check_home_format(home)
     champions = ChampionStore(home / "champion")
     return champions, HoldStore(home / "champion" / "held", champions)
 
@@ -247,7 +253,9 @@ def approve_candidate(home: Path, candidate: str, *, who: str, reason: str) -> C
 
 def reject_candidate(home: Path, candidate: str, *, who: str, reason: str) -> Held:
     """Rejects a held candidate; see :meth:`HoldStore.reject`."""
-    return champion_stores(home)[1].reject(candidate, who=who, reason=reason)
+    signed(who, reason)
+    _, holds = champion_stores(home)
+    return holds.reject(holds.find(candidate).candidate, who=who, reason=reason)
 
 
 def roll_back(home: Path, to: str | int | None, *, who: str, reason: str) -> Champion:

@@ -125,7 +125,7 @@ def test_margins_out_of_range_are_refused(margin):
 
 
 def differences(generator, environments, episodes, wins, losses, alike):
-    """D f64[environments]: episodes won, lost or neither; in a share ``alike`` of environments all their episodes agree."""
+    """D f64[environments]: episodes won, lost or neither; in a share ``alike`` of environments all alike."""
     drawn = generator.random((environments, episodes))
     same = generator.random((environments, 1)) < alike
     drawn = np.where(same, drawn[:, :1], drawn)
