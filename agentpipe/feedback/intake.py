@@ -2,209 +2,200 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
-from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
-from agentpipe.errors import FeedbackError
-from agentpipe.feedback.rows import Accepted, Refused, is_unfinished, parse_lines
-from agentpipe.feedback.schema import KINDS, FeedbackShape, as_row
-from agentpipe.feedback.store import (
-    QUARANTINE,
-    day_path,
-    days,
-    known_ids,
-    labelled,
-    read_kind,
-    write_kind,
-    write_quarantine,
-)
-from agentpipe.storage import canonical_json, digest_bytes, typed_os_errors
+from agentpipe.errors import CorruptError, FeedbackError
+from agentpipe.feedback.batch import Batch
+from agentpipe.feedback.block import Refused
+from agentpipe.feedback.inbox import REFUSED, TAKEN, listing, opened, put_away, reader, refused_digest
+from agentpipe.feedback.index import writing
+from agentpipe.feedback.jsonl import UnfinishedError
+from agentpipe.feedback.parts import crowded, day_folder, merge, sweep
+from agentpipe.feedback.rows import FaultError
+from agentpipe.feedback.rules import Rules
+from agentpipe.feedback.schema import FeedbackShape, day_number
+from agentpipe.feedback.store import DayState, day_state
+from agentpipe.storage import typed_os_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import pyarrow as pa
+    import sqlite3
+    from collections.abc import Collection, Iterator
+    from pathlib import Path
 
 BUILT_IN: Final = FeedbackShape(OBSERVATION_SIZE, ACTION_COUNT)
-TAKEN: Final = "taken"
+
+
+@dataclass(frozen=True)
+class Intake:
+    """What one intake did.
+
+    ``files_waiting`` and ``files_refused`` say why, by name. ``rows_already`` counts rows that an earlier intake had
+    taken from the same content. ``quarantined`` counts rows and files by reason.
+    """
+
+    files_taken: tuple[str, ...] = ()
+    files_waiting: dict[str, str] = field(default_factory=dict)
+    files_refused: dict[str, str] = field(default_factory=dict)
+    rows_taken: int = 0
+    rows_already: int = 0
+    quarantined: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {**asdict(self), "files_taken": list(self.files_taken)}
 
 
 @dataclass(frozen=True)
 class IntakeReport:
-    """One UTC day after an intake, and what the intake did.
+    """One UTC day after an intake, and what the intake did. ``folder`` holds the day's parts."""
 
-    ``digest`` covers the day's rows only: it changes when the day's feedback does. ``files_waiting`` names files that
-    are still being written. ``rows_already`` counts rows that an earlier intake had taken from the same content.
-    ``labels`` and ``orphan_labels`` are the day's; a decision counts as labelled whenever its label came.
-    """
-
-    day: str
-    digest: str
-    decisions: int
-    labels: int
-    labelled_decisions: int
-    unlabelled_decisions: int
-    orphan_labels: int
-    verdicts: dict[str, int]
-    files_taken: tuple[str, ...]
-    files_waiting: tuple[str, ...]
-    rows_taken: int
-    rows_already: int
-    quarantined: dict[str, int]
-    decisions_path: Path
-    labels_path: Path
-    quarantine_path: Path
+    state: DayState
+    intake: Intake
+    folder: Path
 
     def to_json(self) -> dict[str, Any]:
-        """The report as a JSON object."""
-        return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+        """JSON-ready form."""
+        state = {**asdict(self.state), "unlabelled": self.state.unlabelled}
+        return {**state, **self.intake.to_json(), "folder": str(self.folder)}
 
 
-def take_in(
-    inbox: Path, day: dt.date, store: Path, *, now: dt.datetime | None = None, shape: FeedbackShape | None = None
-) -> IntakeReport:
-    """Takes every ``*.jsonl`` file of ``inbox`` whole, then reports ``day``.
-
-    A row goes to the Parquet file of its own UTC day, or to quarantine with its reason. A file that was taken moves to
-    ``inbox/taken``; one whose last line is half-written waits. A crash at any point leaves files that the next call
-    takes again, with the same end: rows that are there already, from the same file content, are not doubled.
+def rules_for(
+    *,
+    now: dt.datetime | None = None,
+    shape: FeedbackShape | None = None,
+    late_days: int | None = None,
+    versions: Collection[str] | None = None,
+) -> Rules:
+    """What rows are held against; see :class:`agentpipe.feedback.rules.Rules`.
 
     Args:
-        inbox: Where files are dropped; created when missing.
-        day: The UTC day to report on.
-        store: Root of the feedback store.
         now: Aware present time (for tests); the clock when None.
         shape: Sizes of a decision; the built-in line's when None.
+        late_days: Days after which a row is too late; None: never.
+        versions: Known policy versions; None: any.
 
     Raises:
-        FeedbackError: a file of the inbox cannot be read, or ``now`` has no zone.
-        CorruptError: a stored day is damaged.
+        FeedbackError: ``now`` has no zone.
     """
     present = now or dt.datetime.now(dt.UTC)
     if present.utcoffset() is None:
         raise FeedbackError("the present time needs a zone", field="now", remedy="pass an aware time")
+    known = None if versions is None else frozenset(versions)
+    return Rules(shape or BUILT_IN, present, late_days, known)
+
+
+def take_in(
+    inbox: Path,
+    day: dt.date,
+    store: Path,
+    *,
+    now: dt.datetime | None = None,
+    shape: FeedbackShape | None = None,
+    late_days: int | None = None,
+    versions: Collection[str] | None = None,
+) -> IntakeReport:
+    """Takes every file of ``inbox``, then reports ``day``; see :func:`take` and :func:`rules_for`."""
+    rules = rules_for(now=now, shape=shape, late_days=late_days, versions=versions)
+    intake = take(inbox, store, rules)
+    folder = day_folder(store, day_number(day))
+    with typed_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return IntakeReport(day_state(store, day), intake, folder)
+
+
+def take(inbox: Path, store: Path, rules: Rules) -> Intake:
+    """Takes every file of ``inbox`` that is complete, all of them in one commit. The caller holds the home's lock.
+
+    A row goes to the parts of its own UTC day, or to quarantine with its reason. A file that was taken moves to
+    ``inbox/taken``; one that cannot be read at all moves to ``inbox/refused``, with the reason in quarantine; one that
+    is still being written waits. A crash at any instant leaves everything as it was, or everything taken and some files
+    still in the inbox: the next call sees by their content that they were taken, and moves them.
+
+    Args:
+        inbox: Where files are dropped; created when missing.
+        store: Root of the feedback store; created when missing.
+        rules: What rows are held against.
+
+    Raises:
+        StoreError: the store cannot be read or written, or the disk is full; nothing was taken then.
+    """
     with typed_os_errors(inbox):
         inbox.mkdir(parents=True, exist_ok=True)
-    intake = _Intake(store, shape or BUILT_IN, present)
-    taken, waiting = [], []
-    for path in sorted(inbox.glob("*.jsonl")):
-        if not path.is_file():
-            continue
-        data = _read(path)
-        if is_unfinished(data):
-            waiting.append(path.name)
-            continue
-        intake.take(path.name, data)
-        _move(path, inbox / TAKEN, digest_bytes(data))
-        taken.append(path.name)
-    for kind in KINDS:
-        if not day_path(store, day, kind).exists():
-            write_kind(store, day, kind, [])
-    return _report(store, day, intake, taken, waiting)
-
-
-def read_day(store: Path, day: dt.date) -> tuple[pa.Table, pa.Table]:
-    """The day's decisions and labels, each sorted by id."""
-    return read_kind(store, day, "decision"), read_kind(store, day, "label")
-
-
-class _Intake:
-    """Rows of many files on their way to one store."""
-
-    def __init__(self, store: Path, shape: FeedbackShape, now: dt.datetime) -> None:
-        self.store = store
-        self.shape = shape
-        self.now = now
-        self.known = {kind: known_ids(store, kind) for kind in KINDS}
-        self.taken = 0
-        self.already = 0
-        self.quarantined: Counter[str] = Counter()
-
-    def take(self, name: str, data: bytes) -> None:
-        """One file: its valid rows to their days, then the refused ones to quarantine."""
-        source = digest_bytes(data)
-        rows: dict[tuple[dt.date, str], list[dict[str, Any]]] = defaultdict(list)
-        refused: list[dict[str, Any]] = []
-        for result in parse_lines(data, self.shape, self.now):
-            refusal = self._place(result, source, data, rows) if isinstance(result, Accepted) else result
-            if refusal is not None:
-                refused.append({**asdict(refusal), "file": name, "source": source})
-        for (day, kind), entries in sorted(rows.items()):
-            write_kind(self.store, day, kind, entries)
-        if refused:
-            write_quarantine(self.store, source, refused)
-        self.quarantined.update(row["reason"] for row in refused)
-
-    def _place(
-        self, row: Accepted, source: str, data: bytes, rows: dict[tuple[dt.date, str], list[dict[str, Any]]]
-    ) -> Refused | None:
-        identifier = getattr(row.record, KINDS[row.kind][1])
-        origin = self.known[row.kind].get(identifier)
-        if origin == (source, row.line):
-            self.already += 1
-            return None
-        if origin is not None:
-            raw = data.split(b"\n")[row.line - 1].decode().rstrip("\r")
-            detail = f"{row.kind} {identifier} came in file {origin[0][:12]}, line {origin[1]}"
-            return Refused("duplicate", detail, row.line, raw)
-        self.known[row.kind][identifier] = (source, row.line)
-        rows[row.record.time.date(), row.kind].append(as_row(row.record, source, row.line))
-        self.taken += 1
-        return None
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        remedy = "make it readable, or take it out of the inbox"
-        raise FeedbackError(f"cannot be read: {error.strerror}", file=path, remedy=remedy) from error
-
-
-def _move(path: Path, folder: Path, digest: str) -> None:
-    """Out of the inbox; named by content too, so that a later file of the same name does not replace it."""
-    with typed_os_errors(folder):
-        folder.mkdir(exist_ok=True)
-        path.replace(folder / f"{path.stem}-{digest[:12]}.jsonl")
-
-
-def _report(store: Path, day: dt.date, intake: _Intake, taken: Iterable[str], waiting: Iterable[str]) -> IntakeReport:
-    decisions, labels = read_day(store, day)
-    judged: dict[str, str] = {}
-    for other in days(store):
-        table = read_kind(store, other, "label")
-        judged.update(zip(table.column("decision_id").to_pylist(), table.column("verdict").to_pylist(), strict=True))
-    with_label = labelled(decisions, judged)
-    known = intake.known["decision"]
-    targets = labels.column("decision_id").to_pylist()
-    return IntakeReport(
-        day=day.isoformat(),
-        digest=day_digest(decisions, labels),
-        decisions=decisions.num_rows,
-        labels=labels.num_rows,
-        labelled_decisions=with_label,
-        unlabelled_decisions=decisions.num_rows - with_label,
-        orphan_labels=sum(target not in known for target in targets),
-        verdicts=dict(sorted(Counter(labels.column("verdict").to_pylist()).items())),
-        files_taken=tuple(taken),
-        files_waiting=tuple(waiting),
-        rows_taken=intake.taken,
-        rows_already=intake.already,
-        quarantined=dict(sorted(intake.quarantined.items())),
-        decisions_path=day_path(store, day, "decision"),
-        labels_path=day_path(store, day, "label"),
-        quarantine_path=store / QUARANTINE,
+        paths = listing(inbox)
+    if not paths:
+        return Intake()
+    visit = _Visit(inbox)
+    with committing(store, rules) as batch:
+        for path in paths:
+            visit.look(path, batch)
+    visit.tidy()
+    return Intake(
+        files_taken=tuple(visit.taken),
+        files_waiting=visit.waiting,
+        files_refused=visit.refused,
+        rows_taken=batch.taken,
+        rows_already=batch.already,
+        quarantined=dict(sorted(batch.quarantined.items())),
     )
 
 
-def day_digest(decisions: pa.Table, labels: pa.Table) -> str:
-    """Digest of a day's rows, whatever files they came in."""
-    content = []
-    for table in (decisions, labels):
-        rows = table.drop_columns(["source", "line"]).to_pylist()
-        content.append([{**row, "time": row["time"].isoformat()} for row in rows])
-    return digest_bytes(canonical_json(content))
+@contextlib.contextmanager
+def committing(store: Path, rules: Rules) -> Iterator[Batch]:
+    """A batch: what it took counts all together when the body ends, and nothing of it when the body raises."""
+    with writing(store) as connection:
+        _tidy_parts(connection, store)
+        batch = Batch(connection, store, rules)
+        try:
+            yield batch
+            batch.finish()
+        except BaseException:
+            batch.abandon()
+            raise
+
+
+def _tidy_parts(connection: sqlite3.Connection, store: Path) -> None:
+    """Removes what a killed writer left, and makes one part of many; a damaged part is for its readers to report."""
+    sweep(connection, store)
+    for day, kind, numbers in crowded(connection):
+        with contextlib.suppress(CorruptError, FileNotFoundError):
+            merge(connection, store, day, kind, numbers)
+
+
+class _Visit:
+    """One round through the inbox."""
+
+    def __init__(self, inbox: Path) -> None:
+        self.inbox = inbox
+        self.taken: list[str] = []
+        self.waiting: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
+        self._leaving: list[tuple[Path, str, int | None]] = []
+
+    def look(self, path: Path, batch: Batch) -> None:
+        """Takes one file into the batch, or says why not."""
+        name = path.name.encode(errors="backslashreplace").decode()
+        try:
+            with opened(path) as dropped:
+                source, known = batch.source(dropped.digest, path.name)
+                if known:
+                    batch.count_already(source)
+                else:
+                    batch.add(source, reader(path).read(dropped.file))
+                self._leaving.append((path, dropped.digest, dropped.size))
+            self.taken.append(name)
+        except UnfinishedError as unfinished:
+            self.waiting[name] = str(unfinished)
+        except FaultError as fault:
+            digest = refused_digest(path, fault)
+            batch.refuse(batch.source(digest, path.name)[0], Refused(fault.reason, fault.detail))
+            self.refused[name] = f"{fault.reason}: {fault.detail}"
+            self._leaving.append((path, digest, None))
+
+    def tidy(self) -> None:
+        """Moves the files out of the inbox; one that has grown meanwhile stays, and is looked at again."""
+        for path, digest, size in self._leaving:
+            put_away(path, self.inbox / (REFUSED if size is None else TAKEN), digest, size)

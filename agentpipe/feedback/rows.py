@@ -1,123 +1,216 @@
-"""From the bytes of a JSON-lines file to valid records and refused rows. Pure: touches no store."""
+"""From a JSON object to a row whose fields have the right types. Pure: touches no store."""
 
 from __future__ import annotations
 
-import datetime as dt
 import json
-from dataclasses import dataclass
+import math
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from pydantic import ValidationError
+import numpy as np
 
-from agentpipe.feedback.schema import KINDS, Decision, FeedbackShape, Label, check_shape
+from agentpipe.feedback.block import Refused, Row
+from agentpipe.feedback.schema import FIELDS, utc_microseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Mapping
 
-CLOCK_SKEW: Final = dt.timedelta(minutes=5)  # how far ahead of ours a sender's clock may be
-_BOM: Final = b"\xef\xbb\xbf"
+    from agentpipe.feedback.schema import Type
 
-
-@dataclass(frozen=True)
-class Accepted:
-    """A valid record and the line it stands in (from 1)."""
-
-    kind: str
-    record: Decision | Label
-    line: int
+DEEPEST: Final = 8
+"""brackets within brackets that a row may have; a valid one has two"""
+LONGEST_LINE: Final = 1 << 20
+"""bytes of one row"""
+KEPT_OF_LONG: Final = 4096
+"""bytes of a longer row that quarantine shows"""
 
 
-@dataclass(frozen=True)
-class Refused:
-    """A line that is not taken: a short reason to count by, what exactly is wrong, and the line itself."""
+class FaultError(Exception):
+    """Why a row, or a whole file, is not taken; ``digest`` is that of the file's content where it could be read."""
 
-    reason: str
-    detail: str
-    line: int
-    raw: str
-
-
-class _RefusalError(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+        self.digest = ""
 
 
-def parse_lines(data: bytes, shape: FeedbackShape, now: dt.datetime) -> Iterator[Accepted | Refused]:
-    """Every non-blank line of ``data`` as exactly one result. A byte-order mark and CRLF are allowed.
+def read_row(text: bytes, line: int | str, raw: bytes | None = None) -> Row | Refused:
+    """One JSON object ``{"kind": "decision" | "label", ...}`` in UTF-8 as a row, or why it is none."""
+    kept = text if raw is None else raw
+    try:
+        if len(text) > LONGEST_LINE:
+            kept = kept[:KEPT_OF_LONG]
+            return Refused("too_long", f"a row has at most {LONGEST_LINE:,} bytes", line, kept)
+        return typed_row(load_object(text), line, kept)
+    except FaultError as fault:
+        return Refused(fault.reason, fault.detail, line, kept)
 
-    Args:
-        data: Lines of ``{"kind": "decision" | "label", ...}`` in UTF-8.
-        shape: Sizes that decisions must have.
-        now: Aware; rows more than five minutes later are from the future.
+
+def typed_row(content: dict[str, Any], line: int | str, raw: bytes) -> Row:
+    """``content`` as a row.
+
+    Raises:
+        FaultError: unknown kind, a field that is missing, unknown or of another type.
     """
-    for number, line in enumerate(data.removeprefix(_BOM).split(b"\n"), 1):
-        text = line.strip()
-        if not text:
-            continue
-        try:
-            yield _parse(text, number, shape, now)
-        except _RefusalError as refusal:
-            raw = line.decode(errors="backslashreplace").rstrip("\r")
-            yield Refused(refusal.reason, refusal.detail, number, raw)
-
-
-def is_unfinished(data: bytes) -> bool:
-    """True where the last line has no line end and is no JSON: somebody is still writing."""
-    last = data.rsplit(b"\n", 1)[-1].strip()
-    if not last:
-        return False
-    try:
-        json.loads(last)
-    except (ValueError, RecursionError):
-        return True
-    return False
-
-
-def _parse(text: bytes, number: int, shape: FeedbackShape, now: dt.datetime) -> Accepted:
-    content = _load(text)
+    content = dict(content)
     kind = content.pop("kind", None)
-    if kind not in KINDS:
-        raise _RefusalError("unknown_kind", f"kind is {kind!r} instead of decision or label")
-    try:
-        record = KINDS[kind][0].model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "row"
-        reason = {"missing": "missing_field", "extra_forbidden": "unknown_field"}.get(first["type"], "invalid_field")
-        raise _RefusalError("invalid_time" if field == "time" else reason, f"{field}: {first['msg']}") from error
-    if record.time > now + CLOCK_SKEW:
-        raise _RefusalError("future_time", f"time {record.time.isoformat()} is later than now")
-    if isinstance(record, Decision):
-        problem = check_shape(record, shape)
-        if problem is not None:
-            raise _RefusalError("does_not_fit_policy", problem)
-    elif record.corrected_action is not None and record.corrected_action >= shape.action_count:
-        raise _RefusalError("does_not_fit_policy", f"corrected_action {record.corrected_action} is out of range")
-    return Accepted(kind, record, number)
+    if not isinstance(kind, str) or kind not in FIELDS:
+        raise FaultError("unknown_kind", f"kind is {_short(kind)} instead of decision or label")
+    fields = FIELDS[kind]
+    for name in content:
+        if name not in fields:
+            raise FaultError("unknown_field", f"{_short(name)} is no field of a {kind}")
+    found: dict[str, Any] = {}
+    for name, field in fields.items():
+        value = content.get(name)
+        if value is None:
+            if not field.optional:
+                raise FaultError("missing_field", f"{name} is missing")
+            continue
+        found[name] = _CONVERT[field.type](name, value)
+    return Row(kind, found, line, raw)
 
 
-def _load(text: bytes) -> dict[str, Any]:
+def load_object(text: bytes) -> dict[str, Any]:
+    """The JSON object in ``text``.
+
+    Raises:
+        FaultError: not UTF-8, not JSON, not an object, a name that occurs twice, nested too deeply, a number of
+            thousands of digits.
+    """
     try:
-        content = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        decoded = text.decode()
     except UnicodeDecodeError as error:
-        raise _RefusalError("not_utf8", str(error)) from error
-    except RecursionError as error:
-        raise _RefusalError("not_json", "nested too deeply") from error
+        raise FaultError("not_utf8", f"byte {error.start} (0x{text[error.start]:02x}) is not UTF-8") from error
+    if text.count(b"[") + text.count(b"{") > DEEPEST and _depth(decoded) > DEEPEST:
+        raise FaultError("too_deep", f"brackets are nested more than {DEEPEST} deep")
+    try:
+        content = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise FaultError("not_json", str(error)) from error
     except ValueError as error:
-        raise _RefusalError("not_json", str(error)) from error
+        raise FaultError("number_out_of_range", "a number of thousands of digits") from error
     if not isinstance(content, dict):
-        raise _RefusalError("not_json", f"a JSON {type(content).__name__} instead of an object")
+        raise FaultError("not_json", f"a JSON {type(content).__name__} instead of an object")
     return content
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) != len(pairs):
-        raise ValueError("a name occurs twice in one object")
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FaultError("duplicate_field", f"{_short(twice)} occurs twice in one object")
     return content
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise FaultError("number_out_of_range", f"{name} is not a finite number")
+
+
+def _depth(text: str) -> int:
+    """How deep brackets are nested outside of strings, counted without recursion."""
+    deepest = depth = 0
+    inside = escaped = False
+    for character in text:
+        if inside:
+            inside = escaped or character != '"'
+            escaped = not escaped and character == "\\"
+        elif character == '"':
+            inside = True
+        elif character in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "]}":
+            depth -= 1
+    return deepest
+
+
+# ---------------------------------------------------------------------------------------------- types
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise FaultError("invalid_field", f"{name}: {_short(value)} is no text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise FaultError("not_utf8", f"{name}: half a character") from error
+    return value
+
+
+def _time(name: str, value: object) -> int:
+    if not isinstance(value, str):
+        raise FaultError("invalid_time", f"{name}: a time is text such as 2026-03-29T01:30:00Z")
+    try:
+        return utc_microseconds(value)
+    except ValueError as error:
+        raise FaultError("invalid_time", f"{name}: {error}".encode(errors="replace").decode()) from error
+
+
+def _whole(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise FaultError("invalid_field", f"{name}: {_short(value)} is no whole number")
+    if not -(2**63) < value < 2**63:
+        raise FaultError("number_out_of_range", f"{name}: {_short(value)}")
+    return value
+
+
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise FaultError("invalid_field", f"{name}: {_short(value)} is no number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise FaultError("number_out_of_range", f"{name}: not a finite number")
+    return number
+
+
+def _list(name: str, value: object, allowed: set[type], what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise FaultError("invalid_field", f"{name}: {_short(value)} is no list")
+    types = set(map(type, value))
+    if list in types or dict in types:
+        raise FaultError("nested_list", f"{name}: a list within the list")
+    if not types <= allowed:
+        wrong = next(index for index, item in enumerate(value) if type(item) not in allowed)
+        raise FaultError("invalid_field", f"{name}: entry {wrong} is {_short(value[wrong])}, not {what}")
+    return value
+
+
+def _numbers(name: str, value: object) -> np.ndarray[Any, Any]:
+    entries = _list(name, value, {int, float}, "a number")
+    try:
+        numbers = np.array(entries, dtype=np.float64)
+    except OverflowError as error:
+        raise FaultError("number_out_of_range", f"{name}: not a finite number") from error
+    if not np.isfinite(numbers).all():
+        raise FaultError("number_out_of_range", f"{name}: not a finite number")
+    return numbers
+
+
+def _flags(name: str, value: object) -> np.ndarray[Any, Any]:
+    return np.array(_list(name, value, {bool}, "true or false"), dtype=np.bool_)
+
+
+_CONVERT: Final[Mapping[Type, Callable[[str, object], Any]]] = {
+    "id": _text,
+    "text": _text,
+    "time": _time,
+    "whole": _whole,
+    "number": _number,
+    "numbers": _numbers,
+    "flags": _flags,
+}
+
+
+def _short(value: object) -> str:
+    """``value`` as it may stand in a sentence: at most 60 characters, all of them printable in UTF-8."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**63:
+        return "a number of more than 63 bits"
+    if isinstance(value, list | dict):
+        return f"a JSON {type(value).__name__}"
+    text = repr(value).encode(errors="replace").decode()
+    return text if len(text) <= 60 else f"{text[:57]}..."

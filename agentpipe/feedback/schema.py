@@ -3,42 +3,24 @@
 from __future__ import annotations
 
 import datetime as dt
-import math
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import pyarrow as pa
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA_VERSION: Final = 1
 PROBABILITY_SUM_TOLERANCE: Final = 1e-3
-Identifier = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
+LONGEST_TEXT: Final = 200
+"""characters of an identifier or a result"""
+LARGEST: Final = 3.4028234e38
+"""of a 32-bit number"""
+CLOCK_SKEW: Final = dt.timedelta(minutes=5)
+"""how far ahead of ours a sender's clock may be"""
+EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
-
-LARGEST: Final = 3.4028234e38  # of a 32-bit number
-
-
-def utc_time(value: object) -> dt.datetime:
-    """A time with a zone, as text in ISO 8601 or already parsed, in UTC.
-
-    Raises:
-        ValueError: not ISO 8601, no zone, or outside the calendar.
-    """
-    parsed = dt.datetime.fromisoformat(value) if isinstance(value, str) else value
-    if not isinstance(parsed, dt.datetime):
-        raise ValueError("a time is text such as 2026-03-29T01:30:00Z")  # noqa: TRY004 - pydantic wants ValueErrors
-    if parsed.utcoffset() is None:
-        raise ValueError("a time needs its zone, as in 2026-03-29T01:30:00Z")
-    try:
-        return parsed.astimezone(dt.UTC)
-    except OverflowError as error:
-        raise ValueError("a time outside the calendar") from error
-
-
-UtcTime = Annotated[dt.datetime, BeforeValidator(utc_time)]
+Type = Literal["id", "text", "time", "whole", "number", "numbers", "flags"]
 
 
 class FeedbackShape(NamedTuple):
@@ -64,74 +46,50 @@ class ErrorType(StrEnum):
     EXECUTION = "execution"
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+VERDICTS: Final = tuple(str(verdict) for verdict in Verdict)
+ERROR_TYPES: Final = tuple(str(error) for error in ErrorType)
 
 
-class Decision(_Record):
-    """One decision of a policy in production, written by the runtime.
+class Field(NamedTuple):
+    """One field of a record: what it holds, and whether a row may leave it out (or give null)."""
 
-    ``observation`` (D numbers), ``mask`` and ``probabilities`` (A each) are what the policy saw and said; ``action``
-    is what was done; ``result`` is free text of the runtime (``done``, ``timeout``, ...), empty while unknown.
-    """
-
-    decision_id: Identifier
-    time: UtcTime
-    line_id: Identifier
-    policy_version: Identifier
-    observation: list[float]
-    last_action: int = Field(ge=0)
-    elapsed_minutes: float = Field(ge=0)
-    mask: list[bool]
-    probabilities: list[float]
-    action: int = Field(ge=0)
-    result: str = Field("", max_length=200)
-
-    @field_validator("observation", "probabilities")
-    @classmethod
-    def _finite(cls, value: list[float]) -> list[float]:
-        for index, number in enumerate(value):
-            if not abs(number) <= LARGEST:
-                raise ValueError(f"number {index} is not a finite 32-bit number")
-        return value
+    type: Type
+    optional: bool = False
 
 
-class Label(_Record):
-    """What a person said of a decision, perhaps days later. ``confidence`` is in (0, 1]."""
-
-    label_id: Identifier
-    decision_id: Identifier
-    time: UtcTime
-    verdict: Verdict = Field(strict=False)
-    error_type: ErrorType | None = Field(None, strict=False)
-    confidence: float = Field(1.0, gt=0, le=1)
-    annotator: Identifier
-    corrected_action: int | None = Field(None, ge=0)
-
-
-def check_shape(decision: Decision, shape: FeedbackShape) -> str | None:
-    """Why ``decision`` cannot come from a policy of this shape; None when it can."""
-    lengths = {
-        "observation": (len(decision.observation), shape.observation_size),
-        "mask": (len(decision.mask), shape.action_count),
-        "probabilities": (len(decision.probabilities), shape.action_count),
-    }
-    for field, (found, wanted) in lengths.items():
-        if found != wanted:
-            return f"{field} has {found} entries instead of {wanted}"
-    if decision.action >= shape.action_count or not decision.mask[decision.action]:
-        return f"action {decision.action} is not allowed by the mask"
-    if decision.last_action > shape.action_count:
-        return f"last_action {decision.last_action} is out of range"
-    if min(decision.probabilities) < 0 or abs(math.fsum(decision.probabilities) - 1) > PROBABILITY_SUM_TOLERANCE:
-        return f"probabilities sum to {math.fsum(decision.probabilities):.6g} instead of 1, or one is negative"
-    if any(p > 0 and not allowed for p, allowed in zip(decision.probabilities, decision.mask, strict=True)):
-        return "an action that the mask forbids has a probability"
-    return None
-
+# ``observation`` (D numbers), ``mask`` and ``probabilities`` (A each) are what the policy saw and said; ``last_action``
+# is the action before (A where there was none); ``action`` is what was done; ``result`` is free text of the runtime
+# (``done``, ``timeout``, ...), empty while unknown.
+DECISION: Final[Mapping[str, Field]] = {
+    "decision_id": Field("id"),
+    "time": Field("time"),
+    "line_id": Field("id"),
+    "policy_version": Field("id"),
+    "observation": Field("numbers"),
+    "last_action": Field("whole"),
+    "elapsed_minutes": Field("number"),
+    "mask": Field("flags"),
+    "probabilities": Field("numbers"),
+    "action": Field("whole"),
+    "result": Field("text", optional=True),
+}
+# ``confidence`` is in (0, 1], 1 where it is left out.
+LABEL: Final[Mapping[str, Field]] = {
+    "label_id": Field("id"),
+    "decision_id": Field("id"),
+    "time": Field("time"),
+    "verdict": Field("text"),
+    "error_type": Field("text", optional=True),
+    "confidence": Field("number", optional=True),
+    "annotator": Field("id"),
+    "corrected_action": Field("whole", optional=True),
+}
+FIELDS: Final[Mapping[str, Mapping[str, Field]]] = {"decision": DECISION, "label": LABEL}
+KEY: Final[Mapping[str, str]] = {"decision": "decision_id", "label": "label_id"}
 
 _TIME = pa.timestamp("us", tz="UTC")
-_SOURCE = [pa.field("source", pa.string()), pa.field("line", pa.int64())]  # digest of the file it came in, line in it
+# where a row came from: the digest of its file and the line in it, or a stream and the id of its entry
+_SOURCE = [pa.field("source", pa.string()), pa.field("line", pa.string())]
 DECISION_TABLE: Final = pa.schema(
     [
         pa.field("decision_id", pa.string()),
@@ -161,12 +119,29 @@ LABEL_TABLE: Final = pa.schema(
         *_SOURCE,
     ]
 )
-KINDS: Final[Mapping[str, tuple[type[Decision | Label], str, pa.Schema]]] = {
-    "decision": (Decision, "decision_id", DECISION_TABLE),
-    "label": (Label, "label_id", LABEL_TABLE),
-}
+TABLES: Final[Mapping[str, pa.Schema]] = {"decision": DECISION_TABLE, "label": LABEL_TABLE}
 
 
-def as_row(record: Decision | Label, source: str, line: int) -> dict[str, Any]:
-    """``record`` as a row of its table."""
-    return {**record.model_dump(mode="python"), "source": source, "line": line}
+def utc_microseconds(text: str) -> int:
+    """Microseconds since 1970 (UTC) of a time in ISO 8601 with its zone.
+
+    Raises:
+        ValueError: not ISO 8601, no zone, or outside the calendar.
+    """
+    parsed = dt.datetime.fromisoformat(text)
+    if parsed.utcoffset() is None:
+        raise ValueError("a time needs its zone, as in 2026-03-29T01:30:00Z")
+    try:
+        return (parsed.astimezone(dt.UTC) - EPOCH) // dt.timedelta(microseconds=1)
+    except OverflowError as error:
+        raise ValueError("a time outside the calendar") from error
+
+
+def utc_day(number: int) -> dt.date:
+    """The date of a day that is counted from 1970-01-01."""
+    return EPOCH.date() + dt.timedelta(days=number)
+
+
+def day_number(day: dt.date) -> int:
+    """Days since 1970-01-01."""
+    return (day - EPOCH.date()).days

@@ -1,102 +1,189 @@
-"""Feedback on disk: one Parquet file a kind and UTC day, and beside them what could not be taken, with the reason.
+"""Reading a feedback store: days, their figures, their rows, and what is in quarantine. No lock is needed.
 
 ::
 
-    <store>/<YYYY-MM-DD>/decisions.parquet, labels.parquet
-    <store>/quarantine/<digest of the file>.jsonl
+    <store>/index.sqlite3                           what counts
+    <store>/<YYYY-MM-DD>/decisions-<number>.parquet, labels-<number>.parquet
 """
 
 from __future__ import annotations
 
-import datetime as dt
-import io
 import json
-from typing import TYPE_CHECKING, Any, Final
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from agentpipe.errors import CorruptError
-from agentpipe.feedback.schema import KINDS
-from agentpipe.storage import write_bytes
+from agentpipe.feedback.figures import EMPTY
+from agentpipe.feedback.index import reading
+from agentpipe.feedback.parts import part_path, parts_of, read_part
+from agentpipe.feedback.schema import KEY, TABLES, day_number, utc_day
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    import datetime as dt
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-QUARANTINE: Final = "quarantine"
+_ATTEMPTS: Final = 5
+"""looks at the index for a reader whose parts are merged under its hands"""
 
 
-def day_path(store: Path, day: dt.date, kind: str) -> Path:
-    """Where the rows of ``kind`` (decision, label) of a UTC day lie."""
-    return store / day.isoformat() / f"{kind}s.parquet"
+@dataclass(frozen=True)
+class DayState:
+    """One UTC day, from the index alone.
 
-
-def read_kind(store: Path, day: dt.date, kind: str) -> pa.Table:
-    """The day's rows, sorted by id; an empty table with the schema when there are none.
-
-    Raises:
-        CorruptError: the file is damaged or has another schema.
+    ``digest`` changes when the day's rows do, and when one of its labels begins or ceases to count (its decision came,
+    or a later label supersedes it): what :func:`agentpipe.feedback.labelled.read_labelled` gives changes with it.
+    ``labelled`` counts the day's decisions that have a label, whenever it came; ``trainable`` counts the day's labels
+    that have their decision and are the latest word on it; ``orphans`` counts those whose decision did not come yet.
     """
-    path = day_path(store, day, kind)
-    schema = KINDS[kind][2]
-    if not path.exists():
-        return schema.empty_table()
-    try:
-        # One thread: pyarrow's pool may abort the process at its exit.
-        table = pq.ParquetFile(io.BytesIO(path.read_bytes()), page_checksum_verification=True).read(use_threads=False)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise CorruptError(f"cannot be read: {error}", file=path, remedy="restore it from a copy") from error
-    if not table.schema.equals(schema):
-        raise CorruptError("the columns are not those of this format", file=path, remedy="restore it from a copy")
-    return table
+
+    day: str
+    digest: str
+    decisions: int
+    labels: int
+    labelled: int
+    trainable: int
+    superseded: int
+    orphans: int
+    verdicts: dict[str, int]
+    error_types: dict[str, int]
+
+    @property
+    def unlabelled(self) -> int:
+        """Decisions of the day without a label."""
+        return self.decisions - self.labelled
 
 
-def write_kind(store: Path, day: dt.date, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Adds ``rows`` to the day's file, which is replaced at once and keeps its rows sorted by id."""
-    _, key, schema = KINDS[kind]
-    table = pa.concat_tables([read_kind(store, day, kind), pa.Table.from_pylist(list(rows), schema=schema)])
-    buffer = io.BytesIO()
-    ordered = table.take(pc.sort_indices(table, sort_keys=[(key, "ascending")]))
-    pq.write_table(ordered, buffer, compression="zstd", write_page_checksum=True)
-    write_bytes(day_path(store, day, kind), buffer.getvalue())
+class Quarantined(NamedTuple):
+    """A row, or a whole file (line 0), that was not taken."""
+
+    number: int
+    reason: str
+    detail: str
+    file: str
+    source: str
+    """digest of the file, or the stream"""
+    line: int | str
+    raw: bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready form; bytes that are not UTF-8 are written as escapes."""
+        return {**self._asdict(), "raw": self.raw.decode(errors="backslashreplace")}
 
 
 def days(store: Path) -> list[dt.date]:
-    """Every UTC day that has a folder, ascending."""
-    found = []
-    for path in store.glob("????-??-??") if store.is_dir() else ():
+    """Every UTC day that has a row, ascending."""
+    with reading(store) as connection:
+        found = connection.execute("SELECT day FROM days ORDER BY day") if connection else ()
+        return [utc_day(number) for (number,) in found]
+
+
+def day_state(store: Path, day: dt.date) -> DayState:
+    """What ``day`` amounts to; a day without rows has zeros and always the same digest."""
+    query = "SELECT decisions, labelled, figures FROM days WHERE day = ?"
+    with reading(store) as connection:
+        found = connection.execute(query, (day_number(day),)).fetchone() if connection else None
+    if found is None:
+        return DayState(day.isoformat(), EMPTY, 0, 0, 0, 0, 0, 0, {}, {})
+    figures = json.loads(found[2])
+    return DayState(
+        day=day.isoformat(),
+        digest=figures["digest"],
+        decisions=found[0],
+        labels=figures["labels"],
+        labelled=found[1],
+        trainable=figures["current"],
+        superseded=figures["superseded"],
+        orphans=figures["orphans"],
+        verdicts=figures["verdicts"],
+        error_types=figures["error_types"],
+    )
+
+
+def read_day(store: Path, day: dt.date) -> tuple[pa.Table, pa.Table]:
+    """The day's decisions and labels, each sorted by id.
+
+    Raises:
+        CorruptError: a part is missing, damaged or has another schema.
+    """
+    return read_kind(store, day, "decision"), read_kind(store, day, "label")
+
+
+def read_kind(store: Path, day: dt.date, kind: str) -> pa.Table:
+    """The day's rows of one kind, sorted by id; an empty table with the schema where there are none."""
+    table = pa.concat_tables([TABLES[kind].empty_table(), *_rows_of(store, day, kind, None)])
+    return table.take(pc.sort_indices(table, sort_keys=[(KEY[kind], "ascending")]))
+
+
+def decisions_of(store: Path, wanted: Iterable[dt.date], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Decisions of several days, a row group (16,384 rows at most, mostly) at a time: memory does not grow with days.
+
+    Args:
+        store: Root of the feedback store.
+        wanted: UTC days.
+        columns: Names of columns of ``schema.DECISION_TABLE``.
+
+    Raises:
+        CorruptError: a part is missing or damaged.
+    """
+    for day in wanted:
+        yield from _rows_of(store, day, "decision", list(columns))
+
+
+def _rows_of(store: Path, day: dt.date, kind: str, columns: list[str] | None) -> Iterator[pa.Table]:
+    """Row groups of a day; a look at the index is taken anew where a merge removed a part before it was opened."""
+    number = day_number(day)
+    done: list[int] = []
+    for attempt in range(1, _ATTEMPTS + 1):
+        with reading(store) as connection:
+            parts = parts_of(connection, number, kind) if connection else []
+        if set(done) - set(parts):
+            raise CorruptError("parts were merged while they were read", file=store, remedy="run it again")
         try:
-            found.append(dt.date.fromisoformat(path.name))
-        except ValueError:
-            continue
-    return sorted(found)
+            for part in parts:
+                if part not in done:
+                    yield from read_part(part_path(store, number, kind, part), kind, columns)
+                    done.append(part)
+        except FileNotFoundError as error:
+            if attempt == _ATTEMPTS:
+                path = part_path(store, number, kind, part)
+                raise CorruptError("a part is missing", file=path, remedy="restore it from a copy") from error
+        else:
+            return
 
 
-def known_ids(store: Path, kind: str) -> dict[str, tuple[str, int]]:
-    """Every id ever taken, with the digest of the file and the line that it came from."""
-    key = KINDS[kind][1]
-    known: dict[str, tuple[str, int]] = {}
-    for day in days(store):
-        table = read_kind(store, day, kind)
-        columns = (table.column(name).to_pylist() for name in (key, "source", "line"))
-        known.update({identifier: (source, line) for identifier, source, line in zip(*columns, strict=True)})
-    return known
+def quarantine_counts(store: Path) -> dict[str, int]:
+    """Rows and files in quarantine, by reason."""
+    query = "SELECT reason, count(*) FROM quarantine GROUP BY reason ORDER BY reason"
+    with reading(store) as connection:
+        return dict(connection.execute(query).fetchall()) if connection else {}
 
 
-def quarantine_path(store: Path, digest: str) -> Path:
-    """Where the refused rows of the file with this digest lie."""
-    return store / QUARANTINE / f"{digest}.jsonl"
+def quarantined(
+    store: Path, *, reason: str | None = None, numbers: Sequence[int] = (), limit: int | None = None
+) -> list[Quarantined]:
+    """What is in quarantine, in the order in which it came.
 
-
-def write_quarantine(store: Path, digest: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes the refused rows of one file, all at once; equal rows give the equal file."""
-    text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
-    write_bytes(quarantine_path(store, digest), text.encode())
-
-
-def labelled(decisions: pa.Table, labels: Mapping[str, Any]) -> int:
-    """How many of ``decisions`` have an entry in ``labels`` (keyed by decision id)."""
-    ids = pa.array(list(labels), type=pa.string())
-    return int(pc.sum(pc.is_in(decisions.column("decision_id"), value_set=ids)).as_py() or 0)
+    Args:
+        store: Root of the feedback store.
+        reason: Only with this reason.
+        numbers: Only these; all where empty.
+        limit: At most so many.
+    """
+    keep: Callable[[int], bool] = set(numbers).__contains__ if numbers else lambda _: True
+    found: list[Quarantined] = []
+    query = (
+        "SELECT quarantine.number, reason, detail, name, digest, line, raw FROM quarantine"
+        " JOIN sources ON sources.number = source WHERE ?1 IS NULL OR reason = ?1 ORDER BY quarantine.number"
+    )
+    with reading(store) as connection:
+        for row in connection.execute(query, (reason,)) if connection else ():
+            if limit is not None and len(found) >= limit:
+                break
+            if keep(row[0]):
+                found.append(Quarantined._make([*row[:-1], zlib.decompress(row[-1])]))
+    return found

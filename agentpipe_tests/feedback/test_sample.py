@@ -15,8 +15,9 @@ def test_the_sample_is_taken_whole(tmp_path):
     inbox = tmp_path / "inbox"
     inbox.mkdir()
     shutil.copy(data_dir() / SAMPLE, inbox)
-    report = take_in(inbox, dt.date(2026, 1, 5), tmp_path / "store", now=dt.datetime(2026, 1, 7, tzinfo=dt.UTC))
-    assert (report.decisions, report.labelled_decisions, report.quarantined) == (24, 12, {})
-    later = take_in(inbox, dt.date(2026, 1, 6), tmp_path / "store", now=dt.datetime(2026, 1, 7, tzinfo=dt.UTC))
-    assert (later.decisions, later.labels, later.orphan_labels) == (0, 12, 0)
+    now = dt.datetime(2026, 1, 7, tzinfo=dt.UTC)
+    report = take_in(inbox, dt.date(2026, 1, 5), tmp_path / "store", now=now, late_days=7)
+    assert (report.state.decisions, report.state.labelled, report.intake.quarantined) == (24, 12, {})
+    later = take_in(inbox, dt.date(2026, 1, 6), tmp_path / "store", now=now).state
+    assert (later.decisions, later.labels, later.orphans, later.trainable) == (0, 12, 0, 12)
     assert later.verdicts["wrong"] >= 6
