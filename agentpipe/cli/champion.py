@@ -54,20 +54,22 @@ def show(home: Home = None, as_json: Json = False) -> None:
 def history(home: Home = None, as_json: Json = False) -> None:
     """Lists every champion: when, which, by whom and why; differences in success as measured, and their sum."""
     with reporting(as_json):
-        entries = _listed(_stores(home)[0].history())
+        from agentpipe.learning.champion import summed_differences
+
+        champions = _stores(home)[0].history()
+        sums = summed_differences(champions)
         if as_json:
-            print_json({"ok": True, "history": entries})
+            listed = zip(_listed(champions), sums, strict=True)
+            print_json({"ok": True, "history": [{**entry, "summed_difference": total} for entry, total in listed]})
             return
-        if not entries:
+        if not champions:
             typer.echo("No champion yet.")
-        total = 0.0
-        for entry in entries:
-            difference = entry["figures"].get("difference") if entry["kind"] != "rollback" else None
-            total += difference or 0.0
-            measured = "" if difference is None else f"  {100 * difference:+.2f} % (sum {100 * total:+.2f} %)"
+        for entry, total in zip(champions, sums, strict=True):
+            difference = entry.figures.get("difference")
+            step = f"{100 * difference:+.2f} %" if entry.restores is None and difference is not None else "–"
             typer.echo(
-                f"{entry['sequence']:>4}  {entry['at']}  {entry['kind']:<9}  {entry['digest'][:12]}{measured}  "
-                f"{entry['who']}: {entry['reason']}"
+                f"{entry.sequence:>4}  {entry.at}  {entry.kind:<9}  {entry.digest[:12]}  {step:>8}  "
+                f"sum {100 * total:+.2f} %  {entry.who}: {entry.reason}"
             )
 
 

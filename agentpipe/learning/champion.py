@@ -14,7 +14,7 @@ from agentpipe.errors import CorruptError, InputError, LearningError, VersionErr
 from agentpipe.storage import read_json, typed_os_errors, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 _FORMAT = 2
@@ -241,6 +241,22 @@ def rollback_target(history: tuple[Champion, ...], to: str | int | None) -> Cham
     if target.digest == current.digest:
         raise InputError(f"{target.digest[:12]} is the champion already", remedy="name another one with --to")
     return target
+
+
+def summed_differences(history: Sequence[Champion]) -> list[float]:
+    """For each entry, the measured differences in success of all steps that led to its policy, added up.
+
+    Each step may lose a little less than the margin, and many such steps a lot; this sum shows it. A promotion without
+    a ``difference`` among its figures counts as 0; a rollback has the sum of what it restores.
+    """
+    sums: list[float] = []
+    for entry in history:
+        if entry.restores is not None:
+            sums.append(sums[entry.restores - 1])
+        else:
+            step = entry.figures.get("difference")
+            sums.append((sums[-1] if sums else 0.0) + (step if isinstance(step, int | float) else 0.0))
+    return sums
 
 
 @contextlib.contextmanager

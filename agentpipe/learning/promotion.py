@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import unicodedata
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -297,9 +298,11 @@ def signed(who: str, reason: str) -> None:
     """Whether a decision says who made it and why.
 
     Raises:
-        InputError: it does not.
+        InputError: it does not, or not as one line of text.
     """
     for name, value in (("who", who), ("why", reason)):
+        if any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
+            raise InputError(f"{name} has control characters", field=name, remedy="write one line of text")
         if not value.strip():
             raise InputError(f"a decision needs {name}", field=name, remedy="give --who NAME and --why REASON")
 

@@ -87,10 +87,12 @@ def test_history_lists_every_champion_with_the_sum_of_differences(home):
     text("approve", names(home)["new"], *SIGNED, home=home)
     lines = text("history", home=home).splitlines()
     assert [line.split()[2] for line in lines] == ["promotion", "promotion", "approval"]
-    assert "+1.25 % (sum +1.25 %)" in lines[1]
-    assert "-0.20 % (sum +1.05 %)  ann: looked at it" in lines[2]
+    assert "+1.25 %  sum +1.25 %" in lines[1]
+    assert "-0.20 %  sum +1.05 %  ann: looked at it" in lines[2]
+    text("rollback", *SIGNED, home=home)
     code, document = call("history", home=home)
-    assert (code, [entry["sequence"] for entry in document["history"]]) == (0, [1, 2, 3])
+    assert (code, [entry["sequence"] for entry in document["history"]]) == (0, [1, 2, 3, 4])
+    assert [entry["summed_difference"] for entry in document["history"]] == pytest.approx([0, 0.0125, 0.0105, 0.0125])
 
 
 def test_held_shows_why_and_what_a_person_needs(home):
@@ -152,6 +154,8 @@ def test_rollback_to_the_one_before_and_to_a_number(home):
     [
         (("rollback",), "InputError", "a decision needs who"),
         (("rollback", "--who", "ann"), "InputError", "a decision needs why"),
+        (("rollback", "--who", "a\nb", "--why", "c"), "InputError", "control characters"),
+        (("reject", "ffffffff", "--who", "a", "--why", "\udcff"), "InputError", "control characters"),
         (("rollback", "--to", "9", *SIGNED), "InputError", "no champion 9"),
         (("rollback", "--to", "2", *SIGNED), "InputError", "is the champion already"),
         (("rollback", "--to", "ffffffff", *SIGNED), "InputError", "no champion ffffffff"),

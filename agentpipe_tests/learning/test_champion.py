@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentpipe.errors import AgentpipeError, CorruptError, InputError, VersionError
-from agentpipe.learning.champion import ChampionConflictError, ChampionStore, rollback_target
+from agentpipe.learning.champion import ChampionConflictError, ChampionStore, rollback_target, summed_differences
 
 
 def test_first_champion_then_the_next(tmp_path):
@@ -243,6 +243,15 @@ def test_history_only_grows_whatever_is_asked(tmp_path_factory, wishes):
 def test_the_target_of_a_rollback_can_be_asked_beforehand(three):
     assert rollback_target(three.history(), None).digest == "aaaaaa22"
     assert len(three.history()) == 3
+
+
+def test_differences_add_up_along_the_way_to_each_policy(tmp_path):
+    store, current = ChampionStore(tmp_path), None
+    for name, figures in (("a", {}), ("b", {"difference": -0.004}), ("c", {"difference": -0.008})):
+        current = store.promote(name, name, expected=current, reason="r", figures=figures).digest
+    store.rollback(2, expected="c", reason="r", who="w")
+    store.promote("d", "d", expected="b", reason="r", figures={"difference": 0.01})
+    assert summed_differences(store.history()) == pytest.approx([0, -0.004, -0.012, -0.004, 0.006])
 
 
 def _promote_for_ever(root):
