@@ -57,10 +57,10 @@ def _row(fields: Any) -> TableRow:  # noqa: ANN401 - whatever JSON holds
     if not isinstance(fields, list) or [type(field) for field in fields[:_KEYS]] != [str, int, int]:
         raise TypeError("not the key of a row")
     values = fields[_KEYS:]
-    if any(type(value) not in (int, float) for value in values):
+    if not set(map(type, values)) <= {int, float}:
         raise TypeError("not a number")
     kind, intensity, variant = fields[:_KEYS]
-    return TableRow(kind, intensity, variant, tuple(float(value) for value in values))
+    return TableRow(kind, intensity, variant, tuple(map(float, values)))
 
 
 def _damaged(what: str, version: str, place: str) -> CorruptError:
