@@ -280,7 +280,7 @@ def _cells(pairs: _Pairs, cell_margin: float, alpha: float) -> dict[str, dict[st
 
 
 def _by_template(pairs: _Pairs) -> dict[str, Any]:
-    """For comparison: the two-sided 95 % interval were templates, not environments, what is drawn."""
+    """Beside the verdict: the two-sided 95 % interval for lines drawn anew, clustered by template."""
     estimate = mean_interval(pairs.difference, pairs.template)
     return {"difference": estimate.value, "ci95": estimate.ci95(), "templates": estimate.clusters}
 

@@ -56,7 +56,7 @@ class Challenge:
     def markdown(self) -> str:
         """Verdict, reasons, overall figures and cells, for people."""
         figures, look = self.figures, self.figures["look"]
-        success = figures["success"]
+        success, lines = figures["success"], figures["by_template"]
         differing = (
             f"Only the candidate succeeded in {figures['only_candidate']:,} of {figures['episodes']:,} episodes, only "
             f"the champion in {figures['only_champion']:,}."
@@ -65,8 +65,9 @@ class Challenge:
         text = (
             f"**{self.verdict}**: {'; '.join(self.reasons)}.\n\n"
             f"Success {_percent(success['candidate'])} against {_percent(success['champion'])}; difference "
-            f"{_signed(figures['difference'])}, one-sided bounds {bounds}. {differing} Look {look['of_champion']} of "
-            f"this champion, {look['number']} of all.\n\n"
+            f"{_signed(figures['difference'])}, one-sided bounds {bounds}. {differing} For lines drawn anew "
+            f"({lines['templates']} templates): {_signed(lines['ci95'][0])} … {_signed(lines['ci95'][1])} at 95%. "
+            f"Look {look['of_champion']} of this champion, {look['number']} of all.\n\n"
         )
         rows = [
             [

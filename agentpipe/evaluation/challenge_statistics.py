@@ -1,7 +1,11 @@
 """The statistics of a comparison on the same episodes: a bound on a paired difference, a test, Holm's correction.
 
 Environment g of G gives one number, D_g = mean over its episodes of (candidate succeeded) - (champion succeeded), in
-[-1, 1]. Environments are independent, the episodes of one are not: they share line, disturbance and template.
+[-1, 1]. What is judged is the mean over these G environments as they are: chance is which episodes are drawn, and draws
+of different environments are independent by construction. Environments also differ in their own expected D_g, so the
+spread of the D_g holds more than chance and a bound from it errs on the wide side, however alike the environments of
+one template are. (How sure the figure is for lines drawn anew is another question, with templates as the unit; a
+comparison shows that interval beside the verdict.)
 
 **Bound.** The usual one-sided bound is D - t s / sqrt(G), with the mean D, the deviation s of the D_g and the quantile
 t of Student's t at 1 - alpha with G - 1 degrees of freedom. Two good policies differ in few episodes, and there it

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from agentpipe.environments.catalog import load_catalog
 from agentpipe.environments.datafiles import data_dir
@@ -132,7 +133,10 @@ def test_figures_are_what_a_naive_count_gives(worse):
     assert figures["difference"] == pytest.approx(-len(lost) / 600, abs=1e-6)
     cell = figures["by_cell"]["network-3"]
     assert (cell["only_champion"], cell["episodes"], cell["success"]["candidate"]) == (len(lost), 40, 0.0)
+    by_line = np.array([sum(key[0].startswith(f"holdout-T{line}.") for key in lost) / -30 for line in range(20)])
+    half = stats.t.ppf(0.975, 19) * stats.sem(by_line)
     assert figures["by_template"]["templates"] == 20
+    assert figures["by_template"]["ci95"] == pytest.approx([by_line.mean() - half, by_line.mean() + half], abs=2e-6)
 
 
 def test_swapping_the_two_changes_every_sign(worse):
@@ -245,6 +249,7 @@ def test_markdown_shows_verdict_looks_and_cells(worse):
     text = worse.markdown()
     assert text.startswith("**VETO_CELL**: worse in network-3")
     assert "Look 1 of this champion, 1 of all." in text
+    assert "For lines drawn anew (20 templates): -" in text
     assert text.count("\n| ") == 16
     assert len(text.encode()) < 16_000
 
