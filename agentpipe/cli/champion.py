@@ -41,11 +41,11 @@ def show(home: Home = None, as_json: Json = False) -> None:
         if as_json:
             print_json({"ok": True, "champion": history[-1] if history else None, "history": history})
             return
-        waiting = len(holds.waiting())
         if history:
             _print_champion(history[-1])
         else:
             typer.echo("No champion yet: the first promotable bundle whose gates pass becomes it.")
+        waiting = len(holds.waiting())
         if waiting:
             typer.echo(f"{waiting} candidate(s) wait for a person: agentpipe champion held")
 

@@ -112,14 +112,14 @@ class HoldStore:
             InputError: there is none, or more than one begins like that.
             CorruptError, VersionError: a file is damaged, or of another version.
         """
-        listed = self.all()
-        found = [held for held in listed if held.candidate == name]
-        if not found and len(name) >= SHORTEST:
-            found = [held for held in listed if held.candidate.startswith(name)]
+        whole = bool(_NAME.fullmatch(name))
+        found = [self._path(name)] if whole and self._path(name).exists() else []
+        if whole and not found and len(name) >= SHORTEST:
+            found = sorted(self.root.glob(f"{name}*.json"))
         if len(found) != 1:
             text = f"{len(found)} held candidates begin with {name}" if found else f"no held candidate {name}"
             raise InputError(text, remedy="agentpipe champion held --all lists them")
-        return found[0]
+        return _settled(_read(found[0]), self.champions.history())
 
     # ------------------------------------------------------------------------------------------- writing
 

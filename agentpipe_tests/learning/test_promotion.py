@@ -2,10 +2,15 @@
 
 import json
 import multiprocessing
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from agentpipe.errors import CheckpointError, CorruptError, InputError, VersionError
+from agentpipe.errors import AgentpipeError, CheckpointError, CorruptError, InputError, VersionError
 from agentpipe.learning import promotion
 from agentpipe.learning.champion import ChampionConflictError
 from agentpipe.learning.network import PolicyNetwork
@@ -212,6 +217,108 @@ def test_a_damaged_file_is_told(stores, damage, error):
     path.write_text(json.dumps(damage(json.loads(path.read_text()))))
     with pytest.raises(error):
         holds.waiting()
+
+
+def test_a_damaged_file_keeps_nobody_from_deciding_the_others(stores):
+    _, holds = stores
+    hold(holds)
+    hold(holds, "candidate-b")
+    (holds.root / "candidate-b.json").write_text("{")
+    assert holds.approve("candidate-a", **SIGNED).digest == "candidate-a"
+    with pytest.raises(CorruptError):
+        holds.reject("candidate-b", **SIGNED)
+
+
+@pytest.mark.parametrize("name", ["", "*", "../champion", "candidate-*", "candidate-a/"])
+def test_a_name_is_no_pattern_and_no_path(stores, name):
+    _, holds = stores
+    hold(holds)
+    with pytest.raises(InputError, match="no held candidate"):
+        holds.find(name)
+
+
+CANDIDATES = st.sampled_from(["candidate-a", "candidate-b", "candidate-c"])
+
+
+class Decisions(RuleBasedStateMachine):
+    """Whatever is held, decided, promoted and rolled back in whatever order, against a model of dictionaries."""
+
+    @initialize()
+    def begin(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.champions, self.holds = champion_stores(Path(self.folder.name))
+        self.champion, self.compared, self.decided, self.entries = None, {}, {}, 0
+
+    def teardown(self):
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+    def moved(self, digest):
+        self.champion, self.entries = digest, self.entries + 1
+
+    @rule(number=st.integers(0, 3))
+    def promote(self, number):
+        self.champions.promote(f"champion-{number}", "p", expected=self.champion, reason="r")
+        self.moved(f"champion-{number}")
+
+    @rule()
+    def go_back(self):
+        try:
+            entry = self.champions.rollback(expected=self.champion, reason="r", who="w")
+        except InputError:
+            return
+        assert entry.digest != self.champion
+        self.moved(entry.digest)
+
+    @rule(candidate=CANDIDATES)
+    def hold(self, candidate):
+        hold(self.holds, candidate, compared_with=self.champion)
+        if candidate not in self.decided:
+            self.compared[candidate] = self.champion
+
+    @rule(candidate=CANDIDATES, number=st.integers(0, 9))
+    def approve(self, candidate, number):
+        known, free = candidate in self.compared, candidate not in self.decided
+        allowed = known and (
+            self.compared[candidate] == self.champion if free else self.decided[candidate][0] == "approved"
+        )
+        try:
+            entry = self.holds.approve(candidate, who=f"w{number}", reason="r")
+        except AgentpipeError:
+            assert not allowed
+            return
+        assert allowed
+        assert entry.digest == candidate
+        if free:
+            self.decided[candidate] = ("approved", f"w{number}")
+            self.moved(candidate)
+
+    @rule(candidate=CANDIDATES, number=st.integers(0, 9))
+    def reject(self, candidate, number):
+        allowed = candidate in self.compared and self.decided.get(candidate, ("rejected",))[0] == "rejected"
+        try:
+            self.holds.reject(candidate, who=f"w{number}", reason="r")
+        except AgentpipeError:
+            assert not allowed
+            return
+        assert allowed
+        self.decided.setdefault(candidate, ("rejected", f"w{number}"))
+
+    @invariant()
+    def agrees(self):
+        if not hasattr(self, "holds"):
+            return
+        current = self.champions.current()
+        assert (current.digest if current else None) == self.champion
+        assert len(self.champions.history()) == self.entries
+        found = {held.candidate: held for held in self.holds.all()}
+        assert {name: held.compared_with for name, held in found.items()} == self.compared
+        decisions = {name: (held.decision.kind, held.decision.who) for name, held in found.items() if held.decision}
+        assert decisions == self.decided
+
+
+Decisions.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestDecisions = Decisions.TestCase
 
 
 # ------------------------------------------------------------------------------------- with real packages
