@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+from agentpipe.evaluation.tables import markdown_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MOST = 120
 """Characters of one such text that are shown."""
@@ -20,3 +26,8 @@ def one_line(text: object, most: int = MOST) -> str:
 def plain(text: object, most: int = MOST) -> str:
     """:func:`one_line`, with everything that Markdown or HTML would take for more than text escaped."""
     return _SPECIAL.sub(r"\\\1", one_line(text, most)).translate(_ENTITIES)
+
+
+def safe_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose cells are :func:`plain`."""
+    return markdown_table([plain(cell) for cell in header], [[plain(cell) for cell in row] for row in rows])

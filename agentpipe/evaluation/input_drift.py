@@ -19,9 +19,9 @@ from agentpipe.errors import EvaluationError
 from agentpipe.evaluation.drift import INSUFFICIENT_DATA, OK, REVIEW
 from agentpipe.evaluation.drift_classifier import JointDrift, joint_drift
 from agentpipe.evaluation.drift_features import KS_ROWS, FeatureDrift, compare_features, distances
-from agentpipe.evaluation.drift_text import plain
+from agentpipe.evaluation.drift_text import one_line, safe_table
 from agentpipe.evaluation.statistics import rounded
-from agentpipe.evaluation.tables import interval, markdown_table, percent
+from agentpipe.evaluation.tables import interval, percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -108,26 +108,33 @@ class InputDriftResult:
         told = f"a classifier tells production from training in {percent(self.joint.accuracy)} of cases"
         return f"{len(self.moved)} of {len(self.features)} features moved beyond a limit; {told}"
 
+    def joint_text(self) -> str:
+        """What the classifier achieved, in one sentence; empty where it was not asked."""
+        if self.joint is None:
+            return ""
+        split = "no line in both halves" if self.joint.split == "groups" else "split at random"
+        accuracy = f"{percent(self.joint.accuracy)} ({interval(self.joint.ci95)})"
+        return (
+            f"Classifier: accuracy {accuracy}, AUC {self.joint.auc:.3f}, on {self.joint.rows:,} held-out rows, {split}; "
+            f"review where the interval begins above {percent(self.limits.accuracy)}."
+        )
+
     def markdown(self) -> str:
         """The joint test and the features that moved most, for people."""
         head = f"**{self.status}**: {self.reason()}."
         if self.joint is None:
             return head
-        held = f"held out {'lines' if self.joint.split == 'groups' else 'rows'}: {self.joint.rows:,} rows"
-        joint = (
-            f"Accuracy {percent(self.joint.accuracy)} ({interval(self.joint.ci95)}), AUC {self.joint.auc:.3f}, {held}."
-        )
-        return f"{head}\n\n{joint}\n\n{markdown_table(FEATURE_HEADER, feature_rows(self))}"
+        return f"{head}\n\n{self.joint_text()}\n\n{safe_table(FEATURE_HEADER, feature_rows(self))}"
 
 
 FEATURE_HEADER = ["feature", "status", "PSI", "KS", "adjusted p", "outside", "mean, training", "mean, production"]
 
 
 def feature_rows(result: InputDriftResult, count: int = SHOWN) -> list[list[str]]:
-    """The worst features as a table's cells, in the order of :data:`FEATURE_HEADER`; names are safe in Markdown."""
+    """The worst features as a table's cells, in the order of :data:`FEATURE_HEADER`; not escaped."""
     return [
         [
-            plain(item.name),
+            one_line(item.name),
             item.status,
             f"{item.psi:.3f}",
             f"{item.ks:.3f}",

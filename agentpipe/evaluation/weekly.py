@@ -1,22 +1,35 @@
-"""The weekly drift report: what the week's candidates and production say together (S24, S31; simple form)."""
+"""The weekly drift report: what the week's candidates, the champion, inputs and production say together (S24, S31).
+
+The report's status is that of its worst part: REVIEW, then INSUFFICIENT_DATA, then NO_CHAMPION, then OK. A part that
+was not measured is INSUFFICIENT_DATA, so that OK means that everything was looked at.
+"""
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.errors import EvaluationError
+from agentpipe.evaluation import weekly_page
 from agentpipe.evaluation.drift import INSUFFICIENT_DATA, NO_CHAMPION, OK, REVIEW, DriftResult
-from agentpipe.evaluation.tables import markdown_table, percent
+from agentpipe.evaluation.label_mix import compare_weeks, share
+from agentpipe.evaluation.statistics import rounded
+from agentpipe.evaluation.weekly_page import Part
+from agentpipe.evaluation.weekly_sections import sections_of
 from agentpipe.storage import canonical_json, digest_bytes, publish_directory, write_bytes, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-FORMAT = 1
+    from agentpipe.evaluation.input_drift import InputDriftResult
+    from agentpipe.evaluation.label_mix import ProductionWeek, WeekChange
+    from agentpipe.evaluation.weekly_page import Section
+
+FORMAT: Final = 2
+SEVERITY: Final = {OK: 0, NO_CHAMPION: 1, INSUFFICIENT_DATA: 2, REVIEW: 3}
 
 
 @dataclass(frozen=True)
@@ -40,31 +53,77 @@ class FeedbackDay:
 
 
 @dataclass(frozen=True)
+class ChampionWeek:
+    """The champion at the end of the week beside the one at the end of the week before, by version."""
+
+    before: str | None
+    now: str | None
+    result: DriftResult | None = None
+    """KL(now || before) on the reference observations; not needed where both are the same."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured besides the candidates. What is ``None`` was not, and the report says so."""
+
+    champion: ChampionWeek | None = None
+    inputs: InputDriftResult | None = None
+    """Production's observations of the week against training's."""
+    inputs_since: InputDriftResult | None = None
+    """The same against production's of the week before; optional, judged where it is given."""
+    production: ProductionWeek | None = None
+    production_before: ProductionWeek | None = None
+    """Figures of the week before."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a JSON object."""
+        result = self.champion.result if self.champion else None
+        parts = (self.inputs, self.inputs_since, self.production, self.production_before)
+        names = ("inputs", "inputs_since", "production", "production_before")
+        champion = self.champion and {
+            "before": self.champion.before,
+            "now": self.champion.now,
+            "result": result and result.to_dict(),
+        }
+        return {"champion": champion} | {name: part and part.to_dict() for name, part in zip(names, parts, strict=True)}
+
+
+@dataclass(frozen=True)
 class WeeklyReport:
-    """Figures as JSON and a page that needs nothing beside it."""
+    """Figures as JSON, and pages made from them."""
 
     summary: dict[str, Any]
-    html: str
+    sections: list[Section]
+    drawings: Mapping[str, Callable[[], bytes]]
+    """Plots by name; drawn when they are first asked for."""
 
     @property
     def digest(self) -> str:
         """Content digest of the figures."""
         return digest_bytes(canonical_json(self.summary))
 
+    @cached_property
+    def plots(self) -> dict[str, bytes]:
+        """PNG bytes by name, each small enough for an event."""
+        return {name: draw() for name, draw in self.drawings.items()}
+
+    @cached_property
+    def html(self) -> str:
+        """A page with its plots inside: it asks for nothing from outside."""
+        return weekly_page.page(self.summary, self.sections, self.plots)
+
     def save(self, path: Path) -> Path:
-        """Publishes ``report.json`` and ``report.html`` in the directory ``path``, whole or not at all."""
+        """Publishes ``report.json``, ``.html`` and ``.md`` in the directory ``path``, whole or not at all."""
+        page = self.html.encode()
         with publish_directory(path) as staging:
             write_json(staging / "report.json", self.summary)
-            write_bytes(staging / "report.html", self.html.encode())
+            write_bytes(staging / "report.html", page)
+            write_bytes(staging / "report.md", self.markdown().encode())
         return path
 
     def markdown(self) -> str:
-        """The report for the UI."""
-        parts = [f"**{self.summary['status']}**: {self.summary['reason']}"]
-        parts += [
-            f"### {title}\n\n{markdown_table(header, rows)}" for title, header, rows in _tables(self.summary) if rows
-        ]
-        return "\n\n".join(parts)
+        """The report for the UI, without plots, at most 16,000 bytes."""
+        return weekly_page.markdown(self.summary, self.sections)
 
 
 def _check_week(week: date, days: Sequence[date]) -> None:
@@ -79,6 +138,10 @@ def _drift_figures(drift: Sequence[DriftDay]) -> dict[str, Any]:
     ordered = sorted(drift, key=lambda item: (item.day, item.trigger))
     measured = [item for item in ordered if item.result.kl is not None]
     worst = max(measured, key=lambda item: item.result.kl or 0.0, default=None)
+
+    def above(groups: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        return sorted(name for name, figures in groups.items() if figures["status"] == REVIEW)
+
     return {
         "candidates": len(drift),
         "measured": len(measured),
@@ -93,10 +156,10 @@ def _drift_figures(drift: Sequence[DriftDay]) -> dict[str, Any]:
                 "trigger": item.trigger,
                 "status": item.result.status,
                 "kl": item.result.kl,
+                "ci95": list(item.result.ci95),
                 "rows": item.result.rows,
-                "cells_to_review": sorted(
-                    cell for cell, figures in item.result.by_cell.items() if figures["status"] == REVIEW
-                ),
+                "cells_to_review": above(item.result.by_cell),
+                "segments_to_review": above(item.result.by_segment),
             }
             for item in ordered
         ],
@@ -107,14 +170,15 @@ def _feedback_figures(feedback: Sequence[FeedbackDay], minimum_labels: int) -> d
     verdicts = sorted({verdict for item in feedback for verdict in item.labels})
     labels = {verdict: sum(item.labels.get(verdict, 0) for item in feedback) for verdict in verdicts}
     labelled = sum(labels.values())
-    enough = labelled >= minimum_labels
+    correct = share(labels.get("correct", 0), labelled, minimum_labels)
     return {
-        "status": OK if enough else INSUFFICIENT_DATA,
+        "status": INSUFFICIENT_DATA if correct.value is None else OK,
         "decisions": sum(item.decisions for item in feedback),
         "labelled": labelled,
         "labels": labels,
         "quarantined": sum(item.quarantined for item in feedback),
-        "share_correct": labels.get("correct", 0) / labelled if enough else None,
+        "share_correct": correct.value,
+        "share_correct_ci95": correct.ci95,
         "days": [
             {
                 "day": item.day.isoformat(),
@@ -127,7 +191,7 @@ def _feedback_figures(feedback: Sequence[FeedbackDay], minimum_labels: int) -> d
     }
 
 
-def _status(drift: Mapping[str, Any]) -> tuple[str, str]:
+def _candidates(drift: Mapping[str, Any]) -> tuple[str, str]:
     if not drift["candidates"]:
         return INSUFFICIENT_DATA, "no candidate was compared with the champion this week"
     if drift["review"]:
@@ -144,109 +208,126 @@ def _status(drift: Mapping[str, Any]) -> tuple[str, str]:
     return OK, f"all {drift['measured']} measured candidates stayed within the limit{rest}"
 
 
-def _tables(summary: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Title, header and rows of the report's two tables."""
-    drift = [
-        [
-            item["day"],
-            item["trigger"],
-            item["status"],
-            "–" if item["kl"] is None else f"{item['kl']:.4f}",
-            f"{item['rows']:,}",
-            ", ".join(item["cells_to_review"]) or "–",
-        ]
-        for item in summary["drift"]["days"]
-    ]
-    feedback = [
-        [
-            item["day"],
-            f"{item['decisions']:,}",
-            ", ".join(f"{verdict} {count:,}" for verdict, count in item["labels"].items()) or "–",
-            f"{item['quarantined']:,}",
-        ]
-        for item in summary["feedback"]["days"]
-    ]
-    return [
-        ("Policy drift", ["day", "trigger", "status", "KL (nats)", "rows", "cells to review"], drift),
-        ("Production feedback", ["day", "decisions", "labels", "quarantined"], feedback),
-    ]
+def _champion(champion: ChampionWeek | None) -> tuple[str, str]:
+    if champion is None:
+        return INSUFFICIENT_DATA, "the champion was not compared with last week's"
+    if champion.now is None:
+        return NO_CHAMPION, "there is no champion yet"
+    if champion.before is None:
+        return NO_CHAMPION, "there was no champion at the end of the week before"
+    if champion.before == champion.now:
+        return OK, "the champion is that of the week before"
+    if champion.result is None or champion.result.kl is None:
+        return INSUFFICIENT_DATA, "the two champions were not compared on enough reference observations"
+    return champion.result.status, f"another champion, {champion.result.kl:.4f} nats from that of the week before"
 
 
-_STYLE = """
- body{font:15px/1.5 system-ui,sans-serif;color:#1f2933;max-width:56rem;margin:2rem auto;padding:0 1rem}
- h1{font-size:1.5rem;margin:0} h2{font-size:1.1rem;margin:2rem 0 .5rem} .when{color:#616e7c;margin:.2rem 0 1.5rem}
- .status{border-left:.4rem solid var(--c);background:#f5f7fa;padding:.7rem 1rem} .status b{color:var(--c)}
- table{border-collapse:collapse;width:100%}
- th,td{text-align:left;padding:.35rem .8rem .35rem 0;border-bottom:1px solid #e4e7eb}
- th{color:#616e7c;font-weight:600;font-size:.85rem} td{font-variant-numeric:tabular-nums} .none{color:#616e7c}
-""".strip()
-_COLOURS = {OK: "#2f855a", REVIEW: "#c2410c", NO_CHAMPION: "#4a5568", INSUFFICIENT_DATA: "#4a5568"}
+def _inputs(inputs: InputDriftResult | None) -> tuple[str, str]:
+    if inputs is None:
+        return INSUFFICIENT_DATA, "production's observations were not compared with training's"
+    return inputs.status, inputs.reason()
 
 
-def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return '<p class="none">Nothing this week.</p>'
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+def _production(
+    production: ProductionWeek | None, change: WeekChange | None, feedback: Mapping[str, Any]
+) -> tuple[str, str]:
+    labelled = feedback["labelled"] if production is None else production.labels
+    status = feedback["status"] if production is None else production.status
+    if status != OK:
+        return INSUFFICIENT_DATA, f"{labelled:,} decisions were labelled, too few for a first-time-right rate"
+    if production is None:
+        return OK, f"{labelled:,} decisions were labelled"
+    rate = f"first-time-right {production.first_time_right.text()}"
+    if change is None:
+        return OK, rate
+    return (REVIEW if change.status == REVIEW else OK), f"{rate}; {change.reason()}"
 
 
-def _page(summary: Mapping[str, Any]) -> str:
-    feedback = summary["feedback"]
-    correct = (
-        f"{percent(feedback['share_correct'])} of {feedback['labelled']:,} labelled decisions were correct."
-        if feedback["share_correct"] is not None
-        else f"{INSUFFICIENT_DATA}: {feedback['labelled']:,} labels, at least {summary['minimum_labels']:,} are needed."
-    )
-    notes = {"Policy drift": f"A person looks above {summary['limit']} nats.", "Production feedback": correct}
-    sections = "\n".join(
-        f"<h2>{title}</h2>\n<p>{html.escape(notes[title])}</p>\n{_html_table(header, rows)}"
-        for title, header, rows in _tables(summary)
-    )
-    status = summary["status"]
-    week = summary["week"]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width"><title>Weekly drift report {week}</title>\n'
-        f"<style>{_STYLE}</style></head>\n<body>\n"
-        f'<h1>Weekly drift report</h1><p class="when">Week of {week} to {summary["last_day"]}, UTC days</p>\n'
-        f'<p class="status" style="--c:{_COLOURS[status]}"><b>{status}</b> – {html.escape(summary["reason"])}</p>\n'
-        f"{sections}\n</body></html>\n"
-    )
+def _overall(parts: Sequence[Part]) -> tuple[str, str]:
+    for part in parts:
+        if part.status not in SEVERITY:
+            raise EvaluationError(f"{part.status!r} is no status", part=part.name, remedy="compute the result again")
+    status = max((part.status for part in parts), key=SEVERITY.__getitem__)
+    reasons = [f"{part.name}: {part.reason}" for part in parts if part.status == status]
+    return status, "; ".join(reasons)
 
 
 def weekly_report(
     week: date,
     drift: Sequence[DriftDay],
-    feedback: Sequence[FeedbackDay],
+    feedback: Sequence[FeedbackDay] = (),
     *,
     limit: float = 0.15,
     minimum_labels: int = 50,
+    measured: Measured | None = None,
 ) -> WeeklyReport:
-    """Puts the week's drift results and production counts together.
+    """Puts together what the week showed.
 
     Args:
         week: The Monday (UTC) that the week starts on.
         drift: Drift results of candidates trained in the week; may be empty.
-        feedback: Production counts of days of the week; may be empty.
+        feedback: Production counts of days of the week; may be empty. Used where ``measured`` has no production.
         limit: Nats above which a candidate counts as drifted (for the text; each result carries its own judgement).
         minimum_labels: Fewer labels give no share of correct decisions.
+        measured: The champion's drift, input drift and production's figures.
 
     Raises:
-        EvaluationError: ``week`` is not a Monday, or a day lies outside the week.
+        EvaluationError: ``week`` is not a Monday, a day or week does not belong to it, or a status does not exist.
     """
     _check_week(week, [item.day for item in drift] + [item.day for item in feedback])
-    figures = _drift_figures(drift)
-    status, reason = _status(figures)
-    summary = {
-        "format": FORMAT,
-        "week": week.isoformat(),
-        "last_day": (week + timedelta(days=6)).isoformat(),
-        "status": status,
-        "reason": reason,
-        "limit": limit,
-        "minimum_labels": minimum_labels,
-        "drift": figures,
-        "feedback": _feedback_figures(feedback, minimum_labels),
-    }
-    return WeeklyReport(summary, _page(summary))
+    measured = measured or Measured()
+    production, before = measured.production, measured.production_before
+    _check_production(week, production, before)
+    figures, counts = _drift_figures(drift), _feedback_figures(feedback, minimum_labels)
+    change = compare_weeks(production, before) if production and before else None
+    parts = [
+        Part("Candidates", *_candidates(figures)),
+        Part("Champion", *_champion(measured.champion)),
+        Part("Inputs", *_inputs(measured.inputs)),
+        *([Part("Inputs since last week", *_inputs(measured.inputs_since))] if measured.inputs_since else []),
+        Part("Production", *_production(production, change, counts)),
+    ]
+    status, reason = _overall(parts)
+    summary: dict[str, Any] = rounded(
+        {
+            "format": FORMAT,
+            "week": week.isoformat(),
+            "last_day": (week + timedelta(days=6)).isoformat(),
+            "status": status,
+            "reason": reason,
+            "limit": limit,
+            "minimum_labels": minimum_labels,
+            "parts": [vars(part) for part in parts],
+            "drift": figures,
+            "feedback": counts,
+            "change": change and change.to_dict(),
+            **measured.to_dict(),
+        }
+    )
+    return WeeklyReport(summary, sections_of(summary, parts, measured), _drawings(summary, measured))
+
+
+def _check_production(week: date, production: ProductionWeek | None, before: ProductionWeek | None) -> None:
+    for given, wanted in ((production, week), (before, week - timedelta(days=7))):
+        if given is not None and given.week != wanted.isoformat():
+            raise EvaluationError(f"production of the week of {given.week} was given for that of {wanted}")
+
+
+def _drawings(summary: Mapping[str, Any], measured: Measured) -> dict[str, Callable[[], bytes]]:
+    from agentpipe.evaluation import drift_plots, plots
+
+    champion, inputs, production = measured.champion, measured.inputs, measured.production
+    result: dict[str, Callable[[], bytes]] = {}
+    days, limit = summary["drift"]["days"], summary["limit"]
+    if summary["drift"]["measured"]:
+        result["candidates"] = lambda: drift_plots.candidates(days, limit)
+    between = champion.result if champion else None
+    if between is not None and between.kl is not None and between.by_cell:
+        result["champion_by_cell"] = lambda: plots.drift_by_cell(between)
+    if inputs is not None and inputs.features:
+        result["input_features"] = lambda: drift_plots.features(inputs)
+        result["input_distributions"] = lambda: drift_plots.distributions(inputs)
+    if production is not None and production.labels:
+        result["label_mix"] = lambda: drift_plots.label_mix(production)
+        result["first_time_right"] = lambda: drift_plots.first_time_right(production, measured.production_before)
+    return result
