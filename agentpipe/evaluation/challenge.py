@@ -93,8 +93,8 @@ def challenge(  # noqa: PLR0913 - keyword-only, each a part of what the figures 
         build: Builds the pool; the built-in line's where it is ``None``.
 
     Raises:
-        EvaluationError: no or repeated environments, overlap with training, players that met different episodes, an
-            episode that does not end, a result that is not finite.
+        EvaluationError: no or repeated environments, a look of other policies, overlap with training, players that met
+            different episodes, an episode that does not end, a result that is not finite.
     """
     report = play_pair(
         candidate,
@@ -129,6 +129,9 @@ def play_pair(  # noqa: PLR0913 - as for challenge
     """The episodes of ``look``, played by both; players are called ``candidate`` and ``champion``. See challenge."""
     if not environments:
         raise EvaluationError("no environment to compare on", remedy="compare on the hold-out split")
+    for role, player, digest in ((CANDIDATE, candidate, look.candidate), (CHAMPION, champion, look.champion)):
+        if identity(player) not in (None, digest):
+            raise EvaluationError(f"the look was taken for another {role}", policy=identity(player), look=digest)
     disjoint = check_disjoint(environments, trained_on, Purpose.PROMOTION)
     builder = build or default_builder()
     ids = [spec.environment_id for spec in environments]

@@ -1,6 +1,7 @@
 """Candidate against champion on the same episodes: the verdict, its reasons, and what it rests on."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +23,7 @@ from agentpipe.evaluation.challenge_looks import Look
 from agentpipe.evaluation.challenge_result import Challenge
 from agentpipe.evaluation.challenge_statistics import Limits
 from agentpipe.evaluation.columns import column
+from agentpipe.evaluation.holdout import identity
 from agentpipe_tests.evaluation.fakes import PROFILE, Builder, FakeTable, Guessing, Knowing, draw, make_environments
 
 HOLDOUT, TRAIN = make_environments(300), make_environments(15, split="train")
@@ -45,15 +47,18 @@ def look(first=0, episodes=2, number=1):
     return Look(number, number, "new", "now", "question", first, episodes, "2026-01-01T00:00:00+00:00")
 
 
-def compare(candidate=None, champion=None, *, environments=HOLDOUT, limits=None, at=None, **options):
+def compare(candidate=None, champion=None, *, environments=HOLDOUT, limits=None, at=None, of=None, **options):
+    candidate, champion = candidate or Knowing(), champion or Knowing()
+    if of is None:
+        of = (identity(candidate) or "new", identity(champion) or "now")
     return challenge(
-        candidate or Knowing(),
-        champion or Knowing(),
+        candidate,
+        champion,
         environments,
         FakeTable(),
         PROFILE,
         seed=3,
-        look=at or look(),
+        look=replace(at or look(), candidate=of[0], champion=of[1]),
         trained_on=options.pop("trained_on", TRAIN),
         limits=limits or Limits(),
         build=options.pop("build", None) or Builder(rate=0.1),
@@ -186,6 +191,12 @@ def test_the_same_look_gives_the_same_digest_and_another_look_other_episodes():
 def test_no_time_is_in_the_digest():
     changed = Look(1, 1, "new", "now", "question", 0, 2, "2030-01-01T00:00:00+00:00")
     assert compare(at=changed).digest == compare().digest
+
+
+@pytest.mark.parametrize(("of", "role"), [(("weights-2", "weights-1"), "candidate"), (("weights-1", "x"), "champion")])
+def test_a_look_of_other_policies_is_refused(of, role):
+    with pytest.raises(EvaluationError, match=f"another {role}"):
+        compare(of=of)
 
 
 def test_progress_says_who_plays():
