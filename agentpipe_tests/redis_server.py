@@ -99,7 +99,11 @@ class RedisServer:
             client.settimeout(1)
             client.connect(("127.0.0.1", self.port) if self.port else str(self.socket_path))
             client.sendall(b"PING\r\n")
-            return client.recv(64).startswith((b"+PONG", b"-NOAUTH"))
+            ready = client.recv(64).startswith((b"+PONG", b"-NOAUTH"))
+            client.sendall(b"QUIT\r\n")
+            while client.recv(64):  # until the server has closed it: tests count connections
+                pass
+            return ready
         return False
 
 
@@ -139,12 +143,14 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def redis_server(password: str = "", options: Sequence[str] = (), *, tcp: bool = False) -> Iterator[RedisServer]:
+def redis_server(
+    password: str = "", options: Sequence[str] = (), *, tcp: bool = False, own: bool = False
+) -> Iterator[RedisServer]:
     """Yields a running, empty server (``url``, ``process``, ``kill()``, ``restart()``) and ends it.
 
-    Skips the test where no binary is to be had.
+    With a password, options, ``tcp`` or ``own`` it is never the machine's. Skips the test where no binary is to be had.
     """
-    if GIVEN_URL and not (password or options or tcp):
+    if GIVEN_URL and not (password or options or tcp or own):
         with _emptied(GIVEN_URL):
             yield MachineServer(GIVEN_URL)
         return
