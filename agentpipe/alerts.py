@@ -29,7 +29,7 @@ from agentpipe.errors import AlertError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Slack's limits, in characters: https://docs.slack.dev/reference/block-kit/blocks
+# Slack's limits, in characters: https://docs.slack.dev/reference/block-kit/blocks. A link's leaves room for its frame.
 HEADER_LIMIT, SECTION_LIMIT, FIELD_LIMIT, FIELDS_A_SECTION, LINK_LIMIT = 150, 3_000, 2_000, 10, 2_900
 TEXT_LIMIT = 4_000
 MOST_FIELDS = 20
