@@ -47,7 +47,9 @@ class Format(Protocol):
 
 def formats() -> Mapping[str, Format]:
     """The readers by suffix."""
-    return {".jsonl": jsonl}
+    from agentpipe.feedback import csvfile, parquetfile
+
+    return {".jsonl": jsonl, ".csv": csvfile, ".parquet": parquetfile}
 
 
 @dataclass(frozen=True)

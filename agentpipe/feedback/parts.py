@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -102,22 +102,20 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def read_part(path: Path, kind: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """The rows of a part, a row group at a time.
+def read_part(file: IO[bytes], path: Path, kind: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """The rows of an open part, a row group at a time; ``path`` is for messages.
 
     Raises:
-        CorruptError: missing, damaged, or of another schema.
+        CorruptError: damaged, or of another schema.
     """
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            if not file.schema_arrow.equals(TABLES[kind]):
-                message = "the columns are not those of this format"
-                raise CorruptError(message, file=path, remedy="restore it from a copy")
-            for group in range(file.num_row_groups):
-                # One thread: pyarrow's pool may abort the process at its exit.
-                yield file.read_row_group(group, columns=columns, use_threads=False)
-    except FileNotFoundError:
-        raise
+        part = pq.ParquetFile(file, page_checksum_verification=True)
+        if not part.schema_arrow.equals(TABLES[kind]):
+            message = "the columns are not those of this format"
+            raise CorruptError(message, file=path, remedy="restore it from a copy")
+        for group in range(part.num_row_groups):
+            # One thread: pyarrow's pool may abort the process at its exit.
+            yield part.read_row_group(group, columns=columns, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise CorruptError(f"cannot be read: {error}", file=path, remedy="restore it from a copy") from error
 
@@ -153,8 +151,10 @@ def merge(connection: sqlite3.Connection, store: Path, day: int, kind: str, numb
     writer = PartWriter(part_path(store, day, kind, number), kind)
     try:
         for old in numbers:
-            for table in read_part(part_path(store, day, kind, old), kind):
-                writer.write(table)
+            path = part_path(store, day, kind, old)
+            with path.open("rb") as file:
+                for table in read_part(file, path, kind):
+                    writer.write(table)
         writer.finish()
     except BaseException:
         writer.abandon()

@@ -75,24 +75,32 @@ def load_object(text: bytes) -> dict[str, Any]:
     """The JSON object in ``text``.
 
     Raises:
-        FaultError: not UTF-8, not JSON, not an object, a name that occurs twice, nested too deeply, a number of
-            thousands of digits.
+        FaultError: not UTF-8, not an object, and what :func:`load_json` finds.
     """
     try:
         decoded = text.decode()
     except UnicodeDecodeError as error:
         raise FaultError("not_utf8", f"byte {error.start} (0x{text[error.start]:02x}) is not UTF-8") from error
-    if text.count(b"[") + text.count(b"{") > DEEPEST and _depth(decoded) > DEEPEST:
+    content = load_json(decoded)
+    if not isinstance(content, dict):
+        raise FaultError("not_json", f"a JSON {type(content).__name__} instead of an object")
+    return content
+
+
+def load_json(text: str) -> object:
+    """What the JSON ``text`` says.
+
+    Raises:
+        FaultError: not JSON, a name that occurs twice, nested too deeply, a NaN, a number of thousands of digits.
+    """
+    if text.count("[") + text.count("{") > DEEPEST and _depth(text) > DEEPEST:
         raise FaultError("too_deep", f"brackets are nested more than {DEEPEST} deep")
     try:
-        content = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise FaultError("not_json", str(error)) from error
     except ValueError as error:
         raise FaultError("number_out_of_range", "a number of thousands of digits") from error
-    if not isinstance(content, dict):
-        raise FaultError("not_json", f"a JSON {type(content).__name__} instead of an object")
-    return content
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -135,25 +136,33 @@ def decisions_of(store: Path, wanted: Iterable[dt.date], columns: Sequence[str])
 
 
 def _rows_of(store: Path, day: dt.date, kind: str, columns: list[str] | None) -> Iterator[pa.Table]:
-    """Row groups of a day; a look at the index is taken anew where a merge removed a part before it was opened."""
-    number = day_number(day)
-    done: list[int] = []
-    for attempt in range(1, _ATTEMPTS + 1):
+    """Row groups of a day. Its parts are all opened first, so that none is lost to a merge while they are read."""
+    with contextlib.ExitStack() as stack:
+        for path, file in _opened_parts(store, day_number(day), kind, stack):
+            yield from read_part(file, path, kind, columns)
+
+
+def _opened_parts(store: Path, day: int, kind: str, stack: contextlib.ExitStack) -> list[tuple[Path, IO[bytes]]]:
+    """The parts of a day; the index is looked at anew where a merge has removed one before it was opened."""
+    path = store
+    for _ in range(_ATTEMPTS):
         with reading(store) as connection:
-            parts = parts_of(connection, number, kind) if connection else []
-        if set(done) - set(parts):
-            raise CorruptError("parts were merged while they were read", file=store, remedy="run it again")
-        try:
-            for part in parts:
-                if part not in done:
-                    yield from read_part(part_path(store, number, kind, part), kind, columns)
-                    done.append(part)
-        except FileNotFoundError as error:
-            if attempt == _ATTEMPTS:
-                path = part_path(store, number, kind, part)
-                raise CorruptError("a part is missing", file=path, remedy="restore it from a copy") from error
-        else:
-            return
+            paths = (
+                [part_path(store, day, kind, part) for part in parts_of(connection, day, kind)] if connection else []
+            )
+        with contextlib.ExitStack() as attempt:
+            try:
+                found: list[tuple[Path, IO[bytes]]] = []
+                for path in paths:
+                    found.append((path, attempt.enter_context(path.open("rb"))))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                remedy = "make it readable, or restore it from a copy"
+                raise CorruptError(f"cannot be read: {error.strerror}", file=path, remedy=remedy) from error
+            stack.push(attempt.pop_all())
+            return found
+    raise CorruptError("a part is missing", file=path, remedy="restore it from a copy")
 
 
 def quarantine_counts(store: Path) -> dict[str, int]:

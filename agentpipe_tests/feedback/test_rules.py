@@ -165,7 +165,7 @@ def rows(draw):
     return row
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.lists(rows(), min_size=1, max_size=6))
 def test_the_vectorised_judgement_agrees_with_the_naive_one_row_by_row(drawn):
     lines = [json.dumps(row).encode() for row in drawn]

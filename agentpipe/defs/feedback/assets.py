@@ -16,7 +16,8 @@ def production_feedback(context: dg.AssetExecutionContext, workspace: Workspace)
 
     Takes every JSONL, CSV and Parquet file of the inbox whole; each row lands once, in the rows of its own day or in
     quarantine with a reason. Then counts the day: decisions, labels by verdict and error type, decisions without a
-    label. A day without feedback has zero rows. Training does not use the labels yet; the weekly report does.
+    label. A day without feedback has zero rows. Labels train once: the day's
+    feedback candidate, or the night, learns those that no ancestor has.
     """
     from agentpipe.feedback.intake import take_in
 
@@ -24,8 +25,8 @@ def production_feedback(context: dg.AssetExecutionContext, workspace: Workspace)
         assert work.partition is not None
         day, folder = dt.date.fromisoformat(work.partition), workspace.root / "feedback"
         work.progress("take in", 0, 1)
-        late = workspace.settings.feedback.late_days
-        report = take_in(folder / "inbox", day, folder / "store", late_days=late, versions=None)
+        late, known = workspace.settings.feedback.late_days, workspace.known_policies()
+        report = take_in(folder / "inbox", day, folder / "store", late_days=late, versions=known)
         state, quarantined = report.state, report.intake.quarantined
         # what was consumed is what now lies in the store: the intake has emptied the inbox
         settled = dataclasses.replace(work, consumed=workspace.consumed(work.asset, work.partition))

@@ -1,0 +1,145 @@
+"""CSV: a header, then one row a record, of both kinds; lists are JSON arrays in a cell, an empty cell is left out.
+
+UTF-8, separated by commas, quoted as RFC 4180 says; a byte-order mark and CRLF are fine, and so are line ends within
+quotes. A row counts under the line that it begins in; the header is line 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from agentpipe.environments.csvio import parse_number
+from agentpipe.feedback.block import Refused
+from agentpipe.feedback.jsonl import UnfinishedError
+from agentpipe.feedback.rows import LONGEST_LINE, FaultError, load_json, typed_row
+from agentpipe.feedback.schema import DECISION, LABEL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agentpipe.feedback.block import Row
+
+_TYPES: Final = {name: field.type for fields in (DECISION, LABEL) for name, field in fields.items()}
+_WHOLE: Final = re.compile(r"[+-]?\d+", re.ASCII)
+_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
+_LONGEST_WHOLE: Final = 19  # digits of a 64-bit number
+
+
+def check(file: IO[bytes]) -> None:
+    """Goes through all records.
+
+    Raises:
+        UnfinishedError: the last line has no line end, or a quote is still open.
+        FaultError: no header, a column that occurs twice, broken quoting.
+    """
+    file.seek(-1, os.SEEK_END)
+    if file.read(1) not in (b"\n", b"\r"):
+        raise UnfinishedError("the last line has no line end")
+    file.seek(0)
+    for _ in _records(file):
+        pass
+
+
+def read(file: IO[bytes]) -> Iterator[Row | Refused]:
+    """Every record as exactly one result, after :func:`check` found nothing."""
+    names: tuple[str, ...] = ()
+    for line, cells in _records(file):
+        if not names:
+            names = _header(cells)
+            continue
+        if len(cells) != len(names):
+            detail = f"the row has {len(cells)} cells, the header {len(names)}"
+            yield Refused("malformed_row", detail, line, _bytes(json.dumps(cells, ensure_ascii=False)))
+            continue
+        yield row_of_cells(dict(zip(names, (cell.strip() for cell in cells), strict=True)), line)
+
+
+def row_of_cells(cells: Mapping[str, str], line: int | str) -> Row | Refused:
+    """One record, from its cells by column."""
+    raw = _bytes(json.dumps(cells, ensure_ascii=False))
+    try:
+        if len(raw) > LONGEST_LINE:
+            return Refused("too_long", f"a row has at most {LONGEST_LINE:,} bytes", line, raw[:4096])
+        _check_text("".join(cells.values()))
+        content = {name: _value(name, cell) for name, cell in cells.items() if cell}
+        return typed_row(content, line, raw)
+    except FaultError as fault:
+        return Refused(fault.reason, fault.detail, line, raw)
+
+
+def _value(name: str, cell: str) -> Any:  # noqa: ANN401 - JSON
+    """What a cell holds by the type of its column; what does not read as that stays text, and is refused as such."""
+    kind = _TYPES.get(name, "text")
+    if kind in ("numbers", "flags"):
+        try:
+            return load_json(cell)
+        except FaultError as fault:
+            raise FaultError(fault.reason, f"{name}: {fault.detail}") from fault
+    if kind == "whole" and _WHOLE.fullmatch(cell):
+        if len(cell) > _LONGEST_WHOLE:
+            raise FaultError("number_out_of_range", f"{name}: a number of more than 63 bits")
+        return int(cell)
+    if kind == "number" and _NUMBER.fullmatch(cell):
+        number = parse_number(cell)
+        if number is None:
+            raise FaultError("number_out_of_range", f"{name}: not a finite number")
+        return number
+    return cell
+
+
+def _records(file: IO[bytes]) -> Iterator[tuple[int, list[str]]]:
+    """Records that are not blank, the header first, each with the line it begins in."""
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    reader = csv.reader(_lines(text), strict=True)
+    first, header = 1, True
+    try:
+        for cells in reader:
+            if header and any(cell.strip() for cell in cells):
+                _header(cells)
+                header = False
+            if any(cell.strip() for cell in cells):
+                yield first, cells
+            first = reader.line_num + 1
+        if header:
+            raise FaultError("no_header", "there is no line with column names")
+    except csv.Error as error:
+        if "unexpected end of data" in str(error):
+            raise UnfinishedError("a quote is open at the end") from error
+        raise FaultError("not_csv", f"line {first}: {error}") from error
+    finally:
+        text.detach()
+
+
+def _lines(text: io.TextIOWrapper[Any]) -> Iterator[str]:
+    while line := text.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE and not line.endswith(("\n", "\r")):
+            raise FaultError("not_csv", f"a line of more than {LONGEST_LINE:,} characters")
+        yield line
+
+
+def _header(cells: list[str]) -> tuple[str, ...]:
+    names = tuple(cell.strip() for cell in cells)
+    _check_text("".join(names))
+    if "kind" not in names:
+        raise FaultError("no_header", "the first line has no column kind; columns are separated by commas")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise FaultError("duplicate_column", f"column {twice[0]!r} occurs twice")
+    return names
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start]) - 0xDC00
+        raise FaultError("not_utf8", f"byte 0x{code:02x} is not UTF-8") from error
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")

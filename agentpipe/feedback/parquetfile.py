@@ -1,0 +1,170 @@
+"""Parquet: rows of both kinds in one table, lists as list columns, times as time stamps with a zone (or text).
+
+Whole columns are turned into blocks; nothing goes through Python row by row but what is refused. A row counts under its
+number in the file, from 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentpipe.feedback.block import Refused
+from agentpipe.feedback.jsonl import UnfinishedError
+from agentpipe.feedback.parquet_columns import block_of_batch, json_of_row
+from agentpipe.feedback.rows import FaultError
+from agentpipe.feedback.schema import FIELDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agentpipe.feedback.block import Block
+
+MAGIC: Final = b"PAR1"
+BATCH: Final = 16_384
+"""rows that are decoded together, at most"""
+BATCH_BYTES: Final = 1 << 27
+"""bytes of them, as the footer says"""
+MOST_ROWS: Final = 100_000_000
+MOST_BYTES: Final = 1 << 37
+"""that a file may claim to hold once it is decompressed"""
+MOST_OF_A_ROW: Final = 1 << 20
+"""bytes of one row, on average over a row group"""
+_FOOTER: Final = 8
+_THRIFT: Final = 1 << 26
+
+
+def check(file: IO[bytes]) -> None:
+    """Reads footer and then every page once, checksums included, and keeps nothing.
+
+    Raises:
+        UnfinishedError: it begins like a Parquet file and has no footer yet.
+        FaultError: not Parquet, damaged, columns of one name, or claiming more than can be.
+    """
+    _check_ends(file)
+    with _typed():
+        reader = _open(file)
+        _check_claims(reader.metadata)
+        names = reader.schema_arrow.names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise FaultError("duplicate_column", f"column {twice[0]!r} occurs twice")
+        for _ in _batches(reader):
+            pass
+
+
+def read(file: IO[bytes]) -> Iterator[Block | Refused]:
+    """Every row in exactly one block or refusal, after :func:`check` found nothing."""
+    first = 1
+    with _typed():
+        for batch in _batches(_open(file)):
+            yield from _of_batch(batch, first)
+            first += batch.num_rows
+
+
+def _of_batch(batch: pa.RecordBatch, first: int) -> Iterator[Block | Refused]:
+    kinds = _kinds(batch)
+    for kind in FIELDS:
+        places = [place for place, found in enumerate(kinds) if found == kind]
+        if places:
+            chosen = batch if len(places) == len(kinds) else batch.take(pa.array(places))
+            yield block_of_batch(kind, chosen, [first + place for place in places])
+    for place, found in enumerate(kinds):
+        if found not in FIELDS:
+            detail = f"kind is {str(found)[:60]!r} instead of decision or label"
+            yield Refused("unknown_kind", detail, first + place, json_of_row(batch, place))
+
+
+def _kinds(batch: pa.RecordBatch) -> list[Any]:
+    place = batch.schema.get_field_index("kind")
+    if place < 0:
+        return [None] * batch.num_rows
+    column = batch.column(place)
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return [None] * batch.num_rows
+    return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def _check_ends(file: IO[bytes]) -> None:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    start = file.read(len(MAGIC))
+    if start == b"PARE":
+        raise FaultError("not_parquet", "encrypted")
+    if not MAGIC.startswith(start):
+        raise FaultError("not_parquet", "does not begin like a Parquet file")
+    file.seek(max(0, size - _FOOTER))
+    end = file.read()
+    file.seek(0)
+    if size < len(MAGIC) + _FOOTER or not end.endswith(MAGIC):
+        raise UnfinishedError("no footer yet")
+    length = struct.unpack("<I", end[:4])[0]
+    if length > size - len(MAGIC) - _FOOTER:
+        raise FaultError("not_parquet", f"the footer claims {length:,} bytes of a file of {size:,}")
+
+
+def _check_claims(metadata: pq.FileMetaData) -> None:
+    """What the footer says of sizes, before anything is decoded.
+
+    Raises:
+        FaultError: more rows, bytes, or bytes a row than can be.
+    """
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    rows = sum(group.num_rows for group in groups)
+    if metadata.num_rows != rows or min([rows, *(group.num_rows for group in groups)]) < 0:
+        raise FaultError("not_parquet", f"the footer claims {metadata.num_rows:,} rows, its groups {rows:,}")
+    if rows > MOST_ROWS:
+        raise FaultError("too_large", f"claims {rows:,} rows; a file may have {MOST_ROWS:,}")
+    total = 0
+    for group in groups:
+        columns = [group.column(number) for number in range(group.num_columns)]
+        values = max([0, *(column.num_values for column in columns)])
+        claimed = max(group.total_byte_size, sum(column.total_uncompressed_size for column in columns), 8 * values)
+        total += claimed
+        if claimed > MOST_OF_A_ROW * max(16, group.num_rows):
+            detail = f"a group of {group.num_rows:,} rows claims {claimed:,} bytes"
+            raise FaultError("too_large", f"{detail}; a row has at most {MOST_OF_A_ROW:,}")
+    if total > MOST_BYTES:
+        raise FaultError("too_large", f"claims {total:,} bytes; a file may have {MOST_BYTES:,}")
+
+
+def _open(file: IO[bytes]) -> pq.ParquetFile:
+    """Texts stay dictionaries: one long text that a million rows repeat takes the room of one."""
+    limits = {"thrift_string_size_limit": _THRIFT, "thrift_container_size_limit": _THRIFT}
+    file.seek(0)
+    plain = pq.ParquetFile(file, **limits)
+    texts = [field.name for field in plain.schema_arrow if pa.types.is_string(field.type)]
+    return pq.ParquetFile(
+        file,
+        metadata=plain.metadata,
+        read_dictionary=texts,
+        buffer_size=1 << 20,
+        pre_buffer=False,
+        page_checksum_verification=True,
+        **limits,
+    )
+
+
+def _batches(reader: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    groups = [reader.metadata.row_group(number) for number in range(reader.metadata.num_row_groups)]
+    longest = max([1, *(group.total_byte_size // max(1, group.num_rows) for group in groups)])
+    size = max(16, min(BATCH, BATCH_BYTES // longest))
+    # One thread: pyarrow's pool may abort the process at its exit.
+    return reader.iter_batches(batch_size=size, use_threads=False)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _typed() -> Iterator[None]:
+    """Turns what pyarrow raises over damaged bytes into a fault of the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        text = " ".join(str(error).split())[:300]
+        reason = "corrupt" if "checksum" in text.lower() else "not_parquet"
+        raise FaultError(reason, text or type(error).__name__) from error
