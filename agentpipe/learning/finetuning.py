@@ -30,9 +30,10 @@ import torch
 
 from agentpipe.environments.layout import ACTION_SEGMENT
 from agentpipe.errors import LearningError
+from agentpipe.feedback.labelled import PLANNING
 from agentpipe.learning.anchor import Anchor, AnchoredGradient
 from agentpipe.learning.fused import VALUE
-from agentpipe.learning.labels import EXECUTE, PLANNING, critic_loss, label_loss, lessons
+from agentpipe.learning.labels import EXECUTE, critic_loss, label_loss, lessons
 from agentpipe.learning.lineage import labels_digest
 from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.options import as_json, share_at
@@ -51,8 +52,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from agentpipe.experience.store.shard import Shard
+    from agentpipe.feedback.labelled import LabelledDecisions
     from agentpipe.learning.anchor import AnchoredBatch
-    from agentpipe.learning.labels import LabelledDecisions, Lessons
+    from agentpipe.learning.labels import Lessons
     from agentpipe.learning.options import FineTuningOptions
     from agentpipe.progress import Progress
 

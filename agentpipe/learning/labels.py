@@ -41,7 +41,7 @@ through the same detached encoder, beside the ordinary value loss of the rehears
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -49,64 +49,25 @@ import torch
 from torch import Tensor
 
 from agentpipe.errors import LearningError, NonFiniteError
+from agentpipe.feedback.labelled import (
+    CORRECT,
+    EXECUTION,
+    NEEDS_IMPROVEMENT,
+    PERCEPTION,
+    PLANNING,
+    WRONG,
+    LabelledDecisions,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from agentpipe.learning.batch import Batch
     from agentpipe.learning.network import PolicyNetwork
 
-CORRECT, WRONG, NEEDS_IMPROVEMENT = range(3)
-"""verdicts"""
-NO_ERROR, PERCEPTION, PLANNING, EXECUTION = range(-1, 3)
-"""error types"""
+NO_ERROR: Final = -1
+"""where a label names no error type"""
 EXECUTE: Final = 3
 """the execute segment, see :data:`~agentpipe.environments.layout.SEGMENTS`"""
 _ILLEGAL: Final = -1.0e9
-
-
-class LabelledDecisions(Protocol):
-    """n decisions of production with what a person said of them; see :mod:`agentpipe.feedback`."""
-
-    @property
-    def label_id(self) -> Sequence[str]:
-        """Distinct ids, n of them."""
-
-    @property
-    def observation(self) -> npt.NDArray[np.float32]:
-        """f32[n, D], raw."""
-
-    @property
-    def last_action(self) -> npt.NDArray[np.int64]:
-        """i64[n], 0 to A; A = none yet."""
-
-    @property
-    def time(self) -> npt.NDArray[np.float32]:
-        """f32[n], minutes since the alarm."""
-
-    @property
-    def mask(self) -> npt.NDArray[np.bool_]:
-        """bool[n, A]."""
-
-    @property
-    def action(self) -> npt.NDArray[np.int64]:
-        """i64[n]."""
-
-    @property
-    def verdict(self) -> npt.NDArray[np.int8]:
-        """i8[n]: 0 correct, 1 wrong, 2 needs improvement."""
-
-    @property
-    def error_type(self) -> npt.NDArray[np.int8]:
-        """i8[n]: -1 none, 0 perception, 1 planning, 2 execution."""
-
-    @property
-    def confidence(self) -> npt.NDArray[np.float32]:
-        """f32[n], 0 to 1."""
-
-    @property
-    def corrected_action(self) -> npt.NDArray[np.int64]:
-        """i64[n], -1 = none."""
 
 
 @dataclass

@@ -222,11 +222,11 @@ class FineTuningOptions:
     """last learning rate over the first"""
     epochs: int = 12
     """passes over the labelled decisions"""
-    minibatch: int = 256
+    minibatch: int = 32
     """labelled decisions of one gradient step"""
     rehearsal: float = 4.0
     """recorded steps of one gradient step for each labelled decision"""
-    kl_weight: float = 1.0
+    kl_weight: float = 0.5
     """weight of KL(champion || policy) over the rehearsed steps"""
     surrogate_weight: float = 1.0
     """weight of the policy gradient of the rehearsed steps (V-trace advantages)"""

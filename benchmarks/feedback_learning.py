@@ -1,0 +1,353 @@
+"""What a day's labels are worth, how far nights without change drift: ``python -m benchmarks.feedback_learning``.
+
+*A planted weakness.* A trained policy is made to misjudge one fault mode (by fine-tuning on wrong corrections), plays
+production on training lines under a seed of its own, and an annotator who learns the truth later labels at most 2,000
+decisions of one day, worst first. Fine-tuning on them is judged on held-out lines, mode and rest apart; the negative
+control learns from the same labels with their corrections shuffled.
+
+*Nights.* Retraining after retraining, each from the policy of the night before, with nothing new to learn: KL to the
+parent on reference observations, and success on held-out lines; with the anchor and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.buffer_learning import Scene, chosen_at_random
+from benchmarks.buffer_learning import Sizes as SceneSizes
+from benchmarks.measure import RESULTS, stamp, store
+from benchmarks.production import as_labels, label_day, play_day, shuffled, success_by_mode
+from benchmarks.seeds import interval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from agentpipe.experience.store.shard import Shard
+    from agentpipe.learning.options import FineTuningOptions
+    from agentpipe.learning.package import PolicyPackage
+
+    Tell = Callable[[str], None]
+
+TYPED, UNTYPED, SHUFFLED = "error types named", "no error types", "corrections shuffled"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the comparison is."""
+
+    environments: int = 7_000
+    warm_up_episodes: int = 300_000
+    steps: int = 2_400_000
+    """of the policy to begin with"""
+    production: int = 5_000
+    """episodes of the day"""
+    labels: int = 2_000
+    holdout: int = 3_000
+    holdout_episodes: int = 2
+    nights: int = 5
+    night_steps: int = 1_500_000
+    reference_rows: int = 20_000
+
+
+SMOKE = Sizes(60, 300, 3_000, 60, 20, 30, 1, 1, 3_000, 1_100)
+MODES_PLANTED = (2, 4, 0)
+"""the fault mode that is misjudged, by seed"""
+
+
+class Bench:
+    """The scene and the policy to begin with, which is trained once and kept in ``folder``."""
+
+    def __init__(self, sizes: Sizes, threads: int, folder: Path, tell: Tell) -> None:
+        from agentpipe.environments.catalog import load_catalog
+
+        scene_sizes = SceneSizes(environments=sizes.environments, validation_episodes=8)
+        self.sizes, self.threads, self.folder, self.tell = sizes, threads, folder, tell
+        self.scene = Scene(0, scene_sizes, threads)
+        self.holdout = chosen_at_random(load_catalog().environments("holdout"), sizes.holdout, 0)
+        self.names = [environment.environment_id for environment in self.holdout]
+        self.policy = self._policy()
+
+    def _policy(self) -> PolicyPackage:
+        from agentpipe.environments.demonstrator import DemonstratorPlayer
+        from agentpipe.environments.layout import Purpose
+        from agentpipe.learning.options import training_options
+        from agentpipe.learning.package import PolicyPackage
+        from agentpipe.learning.trainer import train
+        from agentpipe.settings import Settings
+
+        path = self.folder / "train" / "package"
+        if path.exists():
+            return PolicyPackage.load(path)
+        chosen = training_options(Settings.model_construct(threads=self.threads, seed=0))
+        assert chosen.warm_up is not None
+        warm_up = dataclasses.replace(chosen.warm_up, episodes=self.sizes.warm_up_episodes)
+        chosen = dataclasses.replace(
+            chosen, warm_up=warm_up, stream=None, budget_steps=self.sizes.steps, patience=None, checkpoint_every=10**9
+        )
+        made = train(
+            self.scene.pool(self.scene.train, Purpose.TRAIN),
+            self.scene.statistics(),
+            chosen,
+            directory=self.folder / "train",
+            expert=DemonstratorPlayer(),
+            validate=self.scene.validate,
+        )
+        self.tell(f"trained a policy: validation {made.best_validation:.1%}")
+        return made.package
+
+    def judge(self, package: PolicyPackage) -> tuple[np.ndarray, np.ndarray]:
+        """Success and mode of every held-out episode."""
+        from agentpipe.environments.layout import Purpose
+
+        def pool() -> Any:  # noqa: ANN401 - a pool
+            return self.scene.pool(self.holdout, Purpose.REPORT)
+
+        return success_by_mode(pool, self.names, package, self.sizes.holdout_episodes)
+
+    def recorded(self, package: PolicyPackage, folder: Path) -> Shard:
+        """What ``package`` records as the champion: one sampled episode of each training environment."""
+        from agentpipe.environments.layout import Purpose
+        from agentpipe.experience.record import record_trajectories
+        from agentpipe.learning.player import PolicyPlayer
+
+        return record_trajectories(
+            lambda some: self.scene.pool(some, Purpose.COLLECT),
+            PolicyPlayer(package, greedy=False, seed=0, name="champion"),
+            environments=self.scene.train,
+            table=self.scene.table,
+            episodes_per_env=1,
+            out_dir=folder,
+            cell="all",
+            policy_version=package.digest,
+            durability="process",
+        )
+
+    def day_pool(self, seed: int, episodes: int) -> Any:  # noqa: ANN401 - a pool
+        """Production: training lines under a seed that no training used."""
+        from agentpipe.environments.layout import Purpose
+        from agentpipe.environments.pool import build_pool
+
+        lines = chosen_at_random(self.scene.train, min(episodes, len(self.scene.train)), seed)
+        table, profile = self.scene.table, self.scene.profile
+        return build_pool(lines, table, profile, seed=1_000 + seed, purpose=Purpose.COLLECT, threads=self.threads)
+
+
+def default_options(threads: int) -> FineTuningOptions:
+    """The defaults, a tenth of the standard training's learning rate, and its rewards."""
+    from agentpipe.learning.options import FineTuningOptions, training_options
+    from agentpipe.settings import Settings
+
+    ppo = training_options(Settings.model_construct(threads=threads)).ppo
+    return FineTuningOptions(learning_rate=0.1 * ppo.learning_rate, ppo=ppo)
+
+
+def planted(bench: Bench, mode: int, seed: int, folder: Path) -> PolicyPackage:
+    """The policy, made to call ``mode`` something else: fine-tuned without guard on wrong corrections."""
+    from agentpipe.environments.layout import A_MODE, A_SEVERITY, PHYSICAL_MODES
+    from agentpipe.learning.finetuning import FineTuned, fine_tune
+
+    day = play_day(bench.day_pool(500 + seed, bench.sizes.production), bench.policy)
+    columns = day.columns
+    declares = (columns["action"] >= A_MODE) & (columns["action"] < A_SEVERITY)
+    rows = np.flatnonzero((day.mode[columns["episode"]] == mode) & declares & (columns["action"] == columns["truth"]))
+    other = A_MODE + (mode + 1) % PHYSICAL_MODES
+    part = {name: column[rows] for name, column in columns.items()}
+    part = {name: column[part["mask"][:, other]] for name, column in part.items()}
+    poison = as_labels(part, np.full(len(part["action"]), other), "poison", typed=False)
+    options = dataclasses.replace(
+        default_options(bench.threads), learning_rate=2e-4, epochs=20, minibatch=32, rehearsal=32.0, kl_weight=10.0
+    )
+    shard = bench.recorded(bench.policy, folder / "recorded")
+    made = fine_tune(
+        bench.policy, poison, recorded=[shard], options=options, directory=folder, seed=seed, threads=bench.threads
+    )
+    assert isinstance(made, FineTuned)
+    return dataclasses.replace(made.package, labels=frozenset())
+
+
+def weakness(bench: Bench, seed: int, folder: Path) -> list[dict[str, Any]]:
+    """One row for the healthy policy, the planted one, and each way of labelling the day."""
+    from agentpipe.environments.layout import MODES
+    from agentpipe.learning.finetuning import FineTuned, fine_tune
+
+    mode = MODES_PLANTED[seed % len(MODES_PLANTED)]
+    weak = planted(bench, mode, seed, folder / "planted")
+    shard = bench.recorded(weak, folder / "recorded")
+    day = play_day(bench.day_pool(seed, bench.sizes.production), weak)
+    typed, untyped = (label_day(day, bench.sizes.labels, "day", typed=kind) for kind in (True, False))
+    rows = []
+
+    def row(name: str, package: PolicyPackage, **more: Any) -> None:  # noqa: ANN401 - figures
+        success, modes = bench.judge(package)
+        hit = modes == mode
+        figures = {"on_mode": float(success[hit].mean()), "on_rest": float(success[~hit].mean())}
+        rows.append({"seed": seed, "mode": MODES[mode], "name": name, **figures, "episodes": int(hit.sum()), **more})
+        bench.tell(f"seed {seed}, {MODES[mode]}, {name}: {figures['on_mode']:.1%}, rest {figures['on_rest']:.1%}")
+
+    row("before planting", bench.policy)
+    row("planted", weak)
+    for name, labels in ((TYPED, typed), (UNTYPED, untyped), (SHUFFLED, shuffled(untyped, seed))):
+        began = time.monotonic()
+        made = fine_tune(
+            weak,
+            labels,
+            recorded=[shard],
+            options=default_options(bench.threads),
+            directory=folder / name.replace(" ", "-"),
+            validate=bench.scene.validate,
+            seed=seed,
+            threads=bench.threads,
+        )
+        trained = isinstance(made, FineTuned)
+        more = {"labels": len(labels), "wrong": int((labels.verdict == 1).sum()), "kept": trained}
+        package = made.package if isinstance(made, FineTuned) else weak
+        row(name, package, **more, seconds=round(time.monotonic() - began, 1))
+    return rows
+
+
+def nights(bench: Bench, folder: Path, *, anchored: bool) -> list[dict[str, Any]]:
+    """One row for each night: from the policy of the night before, on fresh episodes of the same lines."""
+    from agentpipe.environments.layout import Purpose
+    from agentpipe.environments.pool import build_pool
+    from agentpipe.environments.rules import RulesPlayer
+    from agentpipe.evaluation.drift import policy_drift
+    from agentpipe.evaluation.reference import collect_reference
+    from agentpipe.learning.options import retraining_options
+    from agentpipe.learning.trainer import train
+    from agentpipe.settings import Settings
+
+    scene, sizes = bench.scene, bench.sizes
+    reference = collect_reference(
+        scene.validation, scene.table, scene.profile, RulesPlayer(scene.profile), seed=0, rows=sizes.reference_rows
+    )
+    shard = bench.recorded(bench.policy, folder / "recorded")
+    parent, rows = bench.policy, []
+    first = bench.judge(parent)[0].mean()
+    for night in range(1, sizes.nights + 1):
+        options = retraining_options(Settings.model_construct(threads=bench.threads, seed=night))
+        options = dataclasses.replace(options, stream=None, budget_steps=sizes.night_steps, checkpoint_every=10**9)
+        pool = build_pool(
+            scene.train, scene.table, scene.profile, seed=night, purpose=Purpose.TRAIN, threads=bench.threads
+        )
+        began = time.monotonic()
+        made = train(
+            pool,
+            parent.statistics,
+            options if anchored else dataclasses.replace(options, kl_weight=0.0),
+            directory=folder / f"night-{night}",
+            initial=parent,
+            recorded=[shard],
+            validate=scene.validate,
+            parent=parent.digest,
+        )
+        drift, success = policy_drift(made.package, parent, reference), bench.judge(made.package)[0].mean()
+        same = made.package.digest == parent.digest
+        row = {"night": night, "anchored": anchored, "kl": drift.kl, "success": float(success), "first": float(first)}
+        rows.append({**row, "same": same, "seconds": round(time.monotonic() - began, 1)})
+        bench.tell(f"night {night}, {'with' if anchored else 'without'} anchor: KL {drift.kl:.4f}, {success:.2%}")
+        parent = made.package
+    return rows
+
+
+def gap_closed(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
+    """Of each seed, the share of the gap on the mode that ``name`` closed."""
+    seeds = sorted({row["seed"] for row in rows})
+    at = {(row["seed"], row["name"]): row["on_mode"] for row in rows}
+    return [
+        (at[seed, name] - at[seed, "planted"]) / (at[seed, "before planting"] - at[seed, "planted"]) for seed in seeds
+    ]
+
+
+def section(content: dict[str, Any]) -> str:
+    """The Markdown section of ``RESULTS.md``."""
+    sizes, rows = content["sizes"], content["weakness"]
+    parts = [
+        (
+            f"One trained policy; in each seed one fault mode is planted as a weakness, {sizes['production']:,}"
+            f" episodes of production are played, at most {sizes['labels']:,} decisions of failed episodes are"
+            f" labelled, worst first, up to the first wrong diagnosis of an episode. Default options."
+            f" {sizes['holdout']:,} held-out lines × {sizes['holdout_episodes']} episodes, common to all rows. Gap:"
+            f" from the planted policy to the one before planting; rest: success on all other modes, against the"
+            f" planted policy. 95 % t intervals over {content['seeds']} seeds."
+        ),
+        "",
+        "| learned from | success on the mode, each seed | gap closed | rest, points |",
+        "|---|---|---:|---:|",
+    ]
+    for name in dict.fromkeys(row["name"] for row in rows):
+        mine = [row for row in rows if row["name"] == name]
+        each = ", ".join(f"{row['mode']} {row['on_mode']:.1%}" for row in mine)
+        closed, rest = "–", "–"
+        if name not in ("before planting", "planted"):
+            base = {row["seed"]: row["on_rest"] for row in rows if row["name"] == "planted"}
+            closed = _with_interval(gap_closed(rows, name), "{:.0%}")
+            rest = _with_interval([100 * (row["on_rest"] - base[row["seed"]]) for row in mine], "{:+.2f}")
+        parts.append(f"| {name} | {each} | {closed} | {rest} |")
+    parts += ["", *_nights_table(content["nights"], sizes)]
+    return "\n".join(parts)
+
+
+def _nights_table(rows: Sequence[dict[str, Any]], sizes: dict[str, Any]) -> list[str]:
+    lines = [
+        (
+            f"Nights without change: each retrains the policy of the night before for {sizes['night_steps']:,} steps on"
+            f" fresh episodes; KL(candidate ‖ parent) on {sizes['reference_rows']:,} reference observations, nats."
+        ),
+        "",
+        "| | KL to the parent, each night | success, each night | success before |",
+        "|---|---|---|---:|",
+    ]
+    for anchored, mine in itertools.groupby(rows, key=lambda row: row["anchored"]):
+        found = list(mine)
+        each = ", ".join(f"{row['kl']:.4f}" for row in found)
+        success = ", ".join(f"{row['success']:.1%}" for row in found)
+        name = "with the anchor" if anchored else "without"
+        lines.append(f"| {name} | {each} | {success} | {found[0]['first']:.1%} |")
+    return lines
+
+
+def _with_interval(values: Sequence[float], form: str) -> str:
+    mean, low, high = interval(values)
+    return f"{form.format(mean)} [{form.format(low)}, {form.format(high)}]" if len(values) > 1 else form.format(mean)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """``python -m benchmarks.feedback_learning``."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.feedback_learning", description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--policy", type=Path, help="folder that keeps the trained policy; one that is there is used")
+    parser.add_argument("--smoke", action="store_true", help="tiny: shows that it works")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    chosen = parser.parse_args(arguments)
+    sizes, origin = SMOKE if chosen.smoke else Sizes(), stamp("python -m benchmarks.feedback_learning")
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="agentpipe-feedback-learning-") as temporary:
+        folder = Path(temporary)
+        bench = Bench(sizes, chosen.threads, chosen.policy or folder, tell)
+        rows = [row for seed in chosen.seeds for row in weakness(bench, seed, folder / f"seed-{seed}")]
+        held = [
+            row
+            for name, anchored in (("anchored", True), ("free", False))
+            for row in nights(bench, folder / name, anchored=anchored)
+        ]
+    more = {"sizes": dataclasses.asdict(sizes), "weakness": rows, "nights": held, "seeds": len(chosen.seeds)}
+    store("feedback_learning", origin, [], chosen.out, **more, smoke=chosen.smoke)
+    print(section(more))
+
+
+if __name__ == "__main__":
+    main()
