@@ -4,8 +4,10 @@ A gradient-boosted classifier (scikit-learn) learns on one half which sample a r
 half is 1/2 where both samples have one distribution, and (1 + TV) / 2 at most, TV being their total variation distance
 (Lopez-Paz and Oquab, Revisiting Classifier Two-Sample Tests, ICLR 2017). Both halves hold as many rows of either.
 
-Rows of one line resemble each other. Where lines are given, no line stands in both halves, so that recognising a line
-is of no use, and the interval is clustered by line; otherwise rows are split and taken as independent.
+Rows of one line resemble each other. Where lines are given, no line stands in both halves, whichever sample its rows
+are from, so that recognising a line is of no use, and the interval is clustered by line. With too few lines for that,
+only samples of the very same lines are compared, row by row; otherwise a classifier would tell lines apart and call it
+drift, and the answer is INSUFFICIENT_DATA.
 """
 
 from __future__ import annotations
@@ -31,13 +33,14 @@ _ROUNDS, _LEAVES, _RATE = 60, 15, 0.15
 
 @dataclass(frozen=True)
 class JointDrift:
-    """What the classifier achieved on rows that it had not learnt from."""
+    """What the classifier achieved on rows that it had not learnt from; figures rounded to six digits."""
 
     status: str
-    """``REVIEW`` where the lower end of the accuracy's interval is above the limit."""
-    accuracy: float
-    ci95: list[float]
-    auc: float
+    """``REVIEW`` where the lower end of the accuracy's interval is above the limit, ``INSUFFICIENT_DATA`` where there
+    are too few lines; the figures are ``None`` then."""
+    accuracy: float | None
+    ci95: list[float | None]
+    auc: float | None
     rows: int
     """Held-out rows, half of either sample."""
     split: str
@@ -45,9 +48,10 @@ class JointDrift:
 
 
 class _Half(NamedTuple):
-    rows: Rows
-    """Row numbers in the sample."""
-    groups: npt.NDArray[Any] | None
+    """Rows to learn from, or held out: as many of either sample."""
+
+    reference: Rows
+    production: Rows
 
 
 def joint_drift(
@@ -61,22 +65,50 @@ def joint_drift(
 ) -> JointDrift:
     """The test on f32[n, F] and f32[m, F], n and m at least 200, with labels [n] and [m] of lines where known.
 
-    With fewer than ten lines on a side, or too few rows in the half of its lines, rows are split instead.
+    Equal labels mean the same line. ``limit`` is the accuracy above which a person should look.
     """
+    generator = np.random.default_rng(seed)
+    size = min(MOST_ROWS, len(reference), len(production))
+    first, second = (np.sort(generator.choice(len(part), size, replace=False)) for part in (reference, production))
+    labels = None
+    halves: tuple[_Half, _Half] | None = None
+    if reference_groups is not None and production_groups is not None:
+        labels = _Labels(reference_groups.astype(np.str_), production_groups.astype(np.str_))
+        halves = _by_line(first, second, labels, generator)
+        if halves is None and set(labels.reference[first]) != set(labels.production[second]):
+            return JointDrift("INSUFFICIENT_DATA", None, [None, None], None, 0, "groups")
+    split = "rows" if halves is None else "groups"
+    train, test = halves or _by_row(first, second, generator)
+    right, auc = _learn((reference, production), train, test, seed)
+    clusters = None
+    if labels is not None and split == "groups":
+        clusters = np.concatenate([labels.reference[test.reference], labels.production[test.production]])
+    estimate = success_interval(right, clusters)
+    return JointDrift(
+        status="REVIEW" if estimate.low > limit else "OK",
+        accuracy=round(estimate.value, DIGITS),
+        ci95=[*estimate.ci95()],
+        auc=round(auc, DIGITS),
+        rows=right.size,
+        split=split,
+    )
+
+
+class _Labels(NamedTuple):
+    reference: npt.NDArray[np.str_]
+    production: npt.NDArray[np.str_]
+
+
+def _learn(
+    samples: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]], train: _Half, test: _Half, seed: int
+) -> tuple[npt.NDArray[np.bool_], float]:
+    """Which held-out rows were told right, reference first, and the area under the ROC curve."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.metrics import roc_auc_score
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped] # comes with scikit-learn
 
-    generator = np.random.default_rng(seed)
-    size = min(MOST_ROWS, len(reference), len(production))
-    chosen = [np.sort(generator.choice(len(sample), size, replace=False)) for sample in (reference, production)]
-    labels = [reference_groups, production_groups]
-    halves = _by_group(chosen, labels, generator)
-    split = "groups" if halves else "rows"
-    train, test = halves or _by_row(chosen, generator)
-
-    def table(half: list[_Half]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        parts = [reference[half[0].rows], production[half[1].rows]]
+    def table(half: _Half) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        parts = [sample[rows] for sample, rows in zip(samples, half, strict=True)]
         return np.concatenate(parts), np.repeat([0, 1], [len(part) for part in parts])
 
     model = HistGradientBoostingClassifier(
@@ -87,53 +119,33 @@ def joint_drift(
     with threadpool_limits(1):
         model.fit(*table(train))
         probability = model.predict_proba(held_out)[:, 1]
-    right = (probability > 0.5) == truth
-    estimate = success_interval(right, _clusters(test) if split == "groups" else None)
-    return JointDrift(
-        status="REVIEW" if estimate.low > limit else "OK",
-        accuracy=round(estimate.value, DIGITS),
-        ci95=estimate.ci95(),
-        auc=round(float(roc_auc_score(truth, probability)), DIGITS),
-        rows=len(truth),
-        split=split,
-    )
+    return (probability > 0.5) == truth, float(roc_auc_score(truth, probability))
 
 
-def _clusters(half: list[_Half]) -> npt.NDArray[np.str_]:
-    """Labels of lines [k], those of the two samples kept apart."""
-    parts = [[f"{side} {label}" for label in part.groups] for side, part in enumerate(half) if part.groups is not None]
-    return np.array([label for part in parts for label in part])
+def _by_row(first: Rows, second: Rows, generator: np.random.Generator) -> tuple[_Half, _Half]:
+    half = first.size // 2
+    one, two = generator.permutation(first), generator.permutation(second)
+    return _Half(one[:half], two[:half]), _Half(one[half : 2 * half], two[half : 2 * half])
 
 
-def _by_row(chosen: list[Rows], generator: np.random.Generator) -> tuple[list[_Half], list[_Half]]:
-    train, test = [], []
-    for rows in chosen:
-        order = generator.permutation(rows)
-        half = rows.size // 2
-        train.append(_Half(order[:half], None))
-        test.append(_Half(order[half : 2 * half], None))
-    return train, test
-
-
-def _by_group(
-    chosen: list[Rows], labels: list[npt.NDArray[Any] | None], generator: np.random.Generator
-) -> tuple[list[_Half], list[_Half]] | None:
-    """Halves with no group in common, or None where there are too few groups or rows for that."""
-    sides: list[list[_Half]] = []
-    for rows, all_labels in zip(chosen, labels, strict=True):
-        if all_labels is None:
-            return None
-        own = all_labels[rows]
-        names, index = np.unique(own, return_inverse=True)
-        if names.size < LEAST_GROUPS:
-            return None
-        first = generator.permutation(names.size)[index] < names.size // 2
-        sides.append([_Half(rows[part], own[part]) for part in (first, ~first)])
-    halves: list[list[_Half]] = []
-    for pair in zip(*sides, strict=True):
-        size = min(part.rows.size for part in pair)
+def _by_line(first: Rows, second: Rows, labels: _Labels, generator: np.random.Generator) -> tuple[_Half, _Half] | None:
+    """Halves with no line in common, or ``None`` where there are too few lines or rows for that."""
+    one, two = labels.reference[first], labels.production[second]
+    own, others = set(one.tolist()), set(two.tolist())
+    if min(len(own), len(others)) < LEAST_GROUPS:
+        return None
+    learnt: set[str] = set()
+    for kind in (own - others, others - own, own & others):  # half of each
+        names = sorted(kind)
+        learnt.update(names[place] for place in generator.permutation(len(names))[: len(names) // 2])
+    halves = []
+    for wanted in (True, False):
+        rows = [
+            generator.permutation(sample[[(name in learnt) == wanted for name in names.tolist()]])
+            for sample, names in ((first, one), (second, two))
+        ]
+        size = min(part.size for part in rows)
         if size < LEAST_ROWS:
             return None
-        kept = [np.sort(generator.permutation(part.rows.size)[:size]) for part in pair]
-        halves.append([_Half(part.rows[keep], part.groups[keep]) for part, keep in zip(pair, kept, strict=True)])
+        halves.append(_Half(np.sort(rows[0][:size]), np.sort(rows[1][:size])))
     return halves[0], halves[1]

@@ -16,7 +16,7 @@ from agentpipe.errors import CorruptError, EvaluationError
 from agentpipe.experience.store import checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
     import pyarrow as pa
@@ -31,16 +31,25 @@ class Observations:
     values: npt.NDArray[np.float32]
     """f32[n, D], raw."""
     groups: npt.NDArray[Any]
-    """Environment or line [n]; rows of one are not independent."""
+    """Line [n]; rows of one are not independent."""
 
 
-def recorded_observations(shards: Sequence[Shard], *, rows: int = 100_000, seed: int) -> Observations:
+def recorded_observations(
+    shards: Sequence[Shard], lines: Mapping[int, str], *, rows: int = 100_000, seed: int
+) -> Observations:
     """At most ``rows`` observations of sealed shards, all together drawn by ``seed`` with equal probability.
 
-    Only the drawn records are read, and their checksums verified. Groups are the environments' indices i64[n].
+    Only the drawn records are read, and their checksums verified.
+
+    Args:
+        shards: Of every cell.
+        lines: The line of each environment by its index in the catalogue
+            (``{spec.index: spec.template.line_id for spec in ...}``); they become the groups.
+        rows: Most rows.
+        seed: Of the draw.
 
     Raises:
-        EvaluationError: no shard, no record, or fewer than one row asked for.
+        EvaluationError: no shard, no record, fewer than one row asked for, or an environment without a line.
         CorruptError: the checksum of a drawn record does not fit.
     """
     sizes = np.array([len(shard.records) for shard in shards], dtype=np.int64)
@@ -56,7 +65,12 @@ def recorded_observations(shards: Sequence[Shard], *, rows: int = 100_000, seed:
                 "a record's checksum does not fit", file=shard.path, remedy="agentpipe buffer check --fix"
             )
         values.append(chosen["observation"])
-        groups.append(chosen["environment"].astype(np.int64))
+        indices, places = np.unique(chosen["environment"], return_inverse=True)
+        unknown = [index for index in indices.tolist() if index not in lines]
+        if unknown:
+            remedy = "use the catalogue that the shard was recorded with"
+            raise EvaluationError("a recorded environment has no line", environment=unknown[0], remedy=remedy)
+        groups.append(np.array([lines[index] for index in indices.tolist()], dtype=np.str_)[places])
         start += size
     return Observations(np.concatenate(values), np.concatenate(groups))
 
@@ -75,5 +89,4 @@ def decided_observations(decisions: pa.Table, size: int) -> Observations:
         message = f"an observation has {lengths[wrong[0]]:g} features instead of {size}"
         raise EvaluationError(message, row=int(wrong[0]), remedy=remedy)
     flat = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
-    lines = decisions.column("line_id").combine_chunks().dictionary_encode()
-    return Observations(flat.reshape(len(column), size), lines.indices.to_numpy(zero_copy_only=False))
+    return Observations(flat.reshape(len(column), size), decisions.column("line_id").to_numpy())

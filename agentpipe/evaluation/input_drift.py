@@ -17,7 +17,7 @@ import numpy as np
 
 from agentpipe.errors import EvaluationError
 from agentpipe.evaluation.drift import INSUFFICIENT_DATA, OK, REVIEW
-from agentpipe.evaluation.drift_classifier import JointDrift, joint_drift
+from agentpipe.evaluation.drift_classifier import LEAST_GROUPS, JointDrift, joint_drift
 from agentpipe.evaluation.drift_features import KS_ROWS, FeatureDrift, compare_features, distances
 from agentpipe.evaluation.drift_text import one_line, safe_table
 from agentpipe.evaluation.statistics import rounded
@@ -105,18 +105,25 @@ class InputDriftResult:
                 f"{self.production_rows:,} production and {self.reference_rows:,} training observations, "
                 f"{self.limits.minimum_rows:,} of each are needed"
             )
-        told = f"a classifier tells production from training in {percent(self.joint.accuracy)} of cases"
+        told = f"a classifier tells the two samples apart in {percent(self.joint.accuracy)} of cases"
+        if self.joint.accuracy is None:
+            told = "too few lines for the test of all features together"
         return f"{len(self.moved)} of {len(self.features)} features moved beyond a limit; {told}"
 
     def joint_text(self) -> str:
         """What the classifier achieved, in one sentence; empty where it was not asked."""
         if self.joint is None:
             return ""
+        if self.joint.accuracy is None:
+            return (
+                f"Classifier: {INSUFFICIENT_DATA}, fewer than {LEAST_GROUPS} lines on one side, or too few rows in "
+                "half of them; it would learn to recognise lines."
+            )
         split = "no line in both halves" if self.joint.split == "groups" else "split at random"
         accuracy = f"{percent(self.joint.accuracy)} ({interval(self.joint.ci95)})"
         return (
-            f"Classifier: accuracy {accuracy}, AUC {self.joint.auc:.3f}, on {self.joint.rows:,} held-out rows, {split}; "
-            f"review where the interval begins above {percent(self.limits.accuracy)}."
+            f"Classifier: accuracy {accuracy}, AUC {self.joint.auc:.3f}, on {self.joint.rows:,} held-out rows, "
+            f"{split}; review where the interval begins above {percent(self.limits.accuracy)}."
         )
 
     def markdown(self) -> str:
@@ -168,8 +175,9 @@ def input_drift(
         production: f32[m, F] observations of the period, raw.
         names: F names of the features.
         seed: Of the draws and of the classifier.
-        reference_groups: Labels [n] of environments; rows of one are not independent.
-        production_groups: Labels [m] of lines.
+        reference_groups: Labels [n] of lines; rows of one are not independent. All environments of one line have its
+            label: they share its topology, and a classifier that knows the line would know the sample.
+        production_groups: The same [m]; equal labels are the same line.
         limits: Above which a person should look.
 
     Raises:
@@ -185,8 +193,9 @@ def input_drift(
     joint = joint_drift(
         first, second, reference_groups=groups[0], production_groups=groups[1], seed=seed, limit=limits.accuracy
     )
-    review = joint.status == REVIEW or any(item.status == REVIEW for item in features)
-    return InputDriftResult(REVIEW if review else OK, len(first), len(second), limits, features, joint)
+    found = {joint.status, *(item.status for item in features)}
+    status = next(one for one in (REVIEW, INSUFFICIENT_DATA, OK) if one in found)
+    return InputDriftResult(status, len(first), len(second), limits, features, joint)
 
 
 def thinned(sample: npt.NDArray[np.float32], most: int, seed: int) -> npt.NDArray[np.float32]:

@@ -190,38 +190,66 @@ def test_rows_are_thinned_without_repetition():
 # Lines -------------------------------------------------------------------------------------------------------------
 
 
-def lines(count, rows, seed):
-    """Rows of lines that all come from one population, each with a place of its own."""
+def lines(count, rows, seed, places=None):
+    """Rows of lines that all come from one population, each with a place of its own, and the names of the lines."""
     rng = np.random.default_rng(seed)
     of = np.repeat(np.arange(count), rows)
-    return (rng.normal(size=(count, 3))[of] * 2 + 0.3 * rng.normal(size=(of.size, 3))).astype(np.float32), of
+    centres = rng.normal(size=(count, 3)) * 2 if places is None else places
+    values = (centres[of] + 0.3 * rng.normal(size=(of.size, 3))).astype(np.float32)
+    return values, np.array([f"{seed if places is None else 'same'}-{line}" for line in of])
+
+
+def joint(first, second, **changes):
+    (reference, own), (production, of) = first, second
+    return joint_drift(
+        reference, production, **{"reference_groups": own, "production_groups": of, "seed": 0, "limit": 0.6, **changes}
+    )
 
 
 def test_recognising_a_line_is_no_drift():
-    reference, environments = lines(60, 40, 1)
-    production, of = lines(60, 40, 2)
-    by_row = joint_drift(reference, production, seed=0, limit=0.6)
-    by_line = joint_drift(reference, production, reference_groups=environments, production_groups=of, seed=0, limit=0.6)
+    first, second = lines(60, 40, 1), lines(60, 40, 2)
+    by_row = joint(first, second, reference_groups=None, production_groups=None)
+    by_line = joint(first, second)
     assert (by_row.split, by_row.status) == ("rows", "REVIEW")  # it has learnt the lines by heart
     assert (by_line.split, by_line.status) == ("groups", "OK")
     assert by_line.ci95[0] < 0.5
     assert by_line.rows % 2 == 0
 
 
+def test_lines_that_are_in_both_samples_stay_in_one_half():
+    places = np.random.default_rng(0).normal(size=(60, 3)) * 2
+    result = joint(lines(60, 40, 1, places), lines(60, 40, 2, places))
+    assert (result.split, result.status) == ("groups", "OK")
+    assert result.ci95[0] < 0.5 < result.ci95[1]
+
+
 def test_a_difference_between_all_lines_is_still_seen():
-    reference, environments = lines(60, 40, 1)
     production, of = lines(60, 40, 2)
-    moved = joint_drift(
-        reference, production + 6, reference_groups=environments, production_groups=of, seed=0, limit=0.6
-    )
+    moved = joint(lines(60, 40, 1), (production + 6, of))
     assert (moved.split, moved.status) == ("groups", "REVIEW")
 
 
-def test_few_lines_are_split_by_row_and_that_is_said():
-    reference, environments = lines(60, 40, 1)
-    production, of = lines(9, 100, 2)
-    result = joint_drift(reference, production, reference_groups=environments, production_groups=of, seed=0, limit=0.6)
-    assert result.split == "rows"
+def test_too_few_lines_are_never_no_drift_nor_drift():
+    production, of = lines(9, 150, 2)
+    reference, own = lines(60, 40, 1)
+    result = joint((reference, own), (production, of))
+    assert (result.status, result.accuracy, result.rows) == ("INSUFFICIENT_DATA", None, 0)
+    whole = input_drift(
+        np.concatenate([production, production + 0.01]), production, ["a", "b", "c"], seed=0,
+        reference_groups=np.concatenate([of, np.char.add(of, "x")]), production_groups=of,
+    )  # fmt: skip
+    assert (whole.status, whole.moved) == ("INSUFFICIENT_DATA", [])
+    assert "too few lines" in whole.reason()
+    assert "INSUFFICIENT_DATA" in whole.joint_text()
+    assert InputDriftResult.from_dict(whole.to_dict()) == whole
+
+
+def test_the_same_few_lines_are_compared_row_by_row():
+    places = np.random.default_rng(0).normal(size=(4, 3)) * 2
+    quiet = joint(lines(4, 500, 1, places), lines(4, 500, 2, places))
+    assert (quiet.split, quiet.status) == ("rows", "OK")
+    production, of = lines(4, 500, 2, places)
+    assert joint(lines(4, 500, 1, places), (production + 1, of)).status == "REVIEW"
 
 
 # Where the samples come from ---------------------------------------------------------------------------------------
@@ -231,16 +259,19 @@ def test_recorded_observations_are_drawn_from_all_shards(tmp_path):
     rng = np.random.default_rng(0)
     shards = [open_shard(write_shard(tmp_path / name, make_episodes(rng, 8)).path) for name in ("one", "two")]
     total = sum(len(shard.records) for shard in shards)
-    everything = recorded_observations(shards, seed=1)
+    lines = {index: f"line-{index % 2}" for index in range(200)}
+    everything = recorded_observations(shards, lines, seed=1)
     assert everything.values.shape == (total, 4)
     np.testing.assert_array_equal(everything.values[: len(shards[0].records)], shards[0].records["observation"])
-    np.testing.assert_array_equal(everything.groups[-5:], shards[1].records["environment"][-5:])
-    few = recorded_observations(shards, rows=10, seed=1)
+    assert everything.groups[-5:].tolist() == [lines[int(e)] for e in shards[1].records["environment"][-5:]]
+    few = recorded_observations(shards, lines, rows=10, seed=1)
     assert few.values.shape == (10, 4)
     known = {row.tobytes() for row in everything.values}
     assert all(row.tobytes() in known for row in few.values)
     with pytest.raises(EvaluationError, match="cannot draw"):
-        recorded_observations([], seed=1)
+        recorded_observations([], lines, seed=1)
+    with pytest.raises(EvaluationError, match="has no line"):
+        recorded_observations(shards, {}, seed=1)
 
 
 def test_a_damaged_record_is_not_compared(tmp_path):
@@ -251,7 +282,7 @@ def test_a_damaged_record_is_not_compared(tmp_path):
     path.write_bytes(bytes(data))
     damaged = map_shard(shard.path, shard.manifest)
     with pytest.raises(CorruptError, match="checksum"):
-        recorded_observations([damaged], seed=1)
+        recorded_observations([damaged], {}, seed=1)
 
 
 def test_decided_observations_come_out_of_a_table():
@@ -262,7 +293,7 @@ def test_decided_observations_come_out_of_a_table():
     table = pa.table(columns)
     found = decided_observations(pa.concat_tables([table, table]).slice(1, 3), 2)
     np.testing.assert_array_equal(found.values, np.array([[3, 4], [5, 6], [1, 2]], np.float32))
-    assert found.groups[1] == found.groups[2] != found.groups[0]
+    assert found.groups.tolist() == ["a", "b", "b"]
     assert decided_observations(table.slice(0, 0), 2).values.shape == (0, 2)
     with pytest.raises(EvaluationError, match="2 features instead of 3"):
         decided_observations(table, 3)
