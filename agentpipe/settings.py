@@ -118,7 +118,7 @@ class PromotionSettings(_Section):
     margin: Share = Field(0.01, description="success that a candidate may lack at most, overall")
     cell_margin: Share = Field(0.05, description="success that it may lack at most in one cell")
     alpha: float = Field(0.05, gt=0, lt=1, description="error rate of the comparison, Holm over cells")
-    episodes_per_env: int = Field(4, gt=0, description="episodes of each hold-out environment in one look")
+    episodes_per_env: int = Field(8, gt=0, description="episodes of each hold-out environment in one look")
 
 
 class ScheduleSettings(_Section):
@@ -128,6 +128,8 @@ class ScheduleSettings(_Section):
     hour: int = Field(2, ge=0, le=23)
     minute: int = Field(0, ge=0, le=59)
     cells_needed: int = Field(13, gt=0, le=15, description="cells that must be fresh; a night with fewer is skipped")
+    feedback_minutes: int = Field(30, ge=0, description="how long a night waits for the day's feedback run to begin")
+    every_seconds: int = Field(30, gt=0, description="least seconds between two looks of a sensor")
     behaviour_age: int = Field(3, ge=0, description="champions after which a cell's trajectories are stale")
 
     @field_validator("timezone")
@@ -145,6 +147,7 @@ class AlertSettings(_Section):
 
     webhook: SecretStr | None = Field(None, description="URL that takes Slack-compatible JSON; none = no alerts")
     timeout_seconds: Positive = 5.0
+    ui: str | None = Field(None, description="address of the Dagster UI, such as http://127.0.0.1:3000, for links")
 
 
 class GateSettings(_Section):
@@ -233,7 +236,7 @@ _NO_RESULT = {
     "home", "machine_history", "table_source", "experience", "feedback", "schedule", "alerts", "redis_url"
 }  # fmt: skip
 # Variables of ours that are not settings of a run.
-_READ_ELSEWHERE = ("cache", "data", "shared_data", "test_home", "triton_home")
+_READ_ELSEWHERE = ("cache", "data", "shared_data", "test_home", "test_redis_url", "triton_home")
 
 DEMO: dict[str, dict[str, Any]] = {
     "training": {

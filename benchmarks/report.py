@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
 from agentpipe.storage import read_json, write_bytes
-from benchmarks import buffer_learning, buffer_report, seeds
+from benchmarks import buffer_learning, buffer_report, seeds, table_redis
 from benchmarks.measure import RESULTS
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ SECTIONS = {
     "training": training_section,
     "buffer": buffer_section,
     "buffer_learning": buffer_learning_section,
+    "table_redis": table_redis.section,
 }
 
 

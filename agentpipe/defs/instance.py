@@ -23,6 +23,9 @@ nux:
 concurrency:
   runs:
     max_concurrent_runs: 1   # one home, one lock: a second run would only wait for it
+run_monitoring:
+  enabled: true              # a run whose process never came up is marked as failed
+  start_timeout_seconds: 180
 """
 OURS = "agentpipe/main-job"
 _ROOM_OF_THE_LOG = 1 << 20  # bytes that an event and the log's index need at most

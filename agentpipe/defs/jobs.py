@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import dagster as dg
@@ -52,8 +53,9 @@ STAGES: tuple[Stage, ...] = (
 BOUND = dg.AssetCheckKey(dg.AssetKey("environment_catalog"), "generalisation_bound")
 
 
+@functools.cache
 def asset_jobs() -> list[dg.UnresolvedAssetJobDefinition]:
-    """One job for each stage, so that each can be launched from the UI as well."""
+    """One job for each stage, so that each can be launched from the UI and by sensors as well."""
     return [
         dg.define_asset_job(stage.name, selection=_selection(stage), description=stage.description) for stage in STAGES
     ]

@@ -87,6 +87,11 @@ class References:
         found = self.find(asset, partition)
         return MISSING if found is None else found.data_version
 
+    def versions(self, asset: str) -> frozenset[str]:
+        """The data versions of every partition of ``asset`` that is materialised."""
+        found = (read_json(path).get("data_version") for path in self.path(asset, "any").parent.glob("*.json"))
+        return frozenset(version for version in found if isinstance(version, str))
+
     def version_of_all(self, asset: str, partitions: Mapping[str, object] | tuple[str, ...]) -> str:
         """One digest over the data versions of several partitions; ``MISSING`` where none is there."""
         versions = {key: self.version(asset, key) for key in partitions}

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 CELL_CHAIN = ("disturbance_table", "environment_pool_health", "trajectories")
 """What is made for one cell, each from the one before."""
+BUILT_IN_PLAYERS = ("random", "rules", "diagnoser", "oracle")
 NONE = "NONE"
 """The data version of an external source that is not used."""
 _held: set[Path] = set()
@@ -80,7 +81,9 @@ class Workspace(dg.ConfigurableResource[Any]):
     def settings(self) -> Settings:
         """The typed settings that these fields and the environment give."""
         fields = ("home", "profile", "machine_history", "table_source", "seed", "threads")
-        environment = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AGENTPIPE_")))
+        environment = tuple(
+            sorted(item for item in os.environ.items() if item[0].startswith(("AGENTPIPE_", "REDIS_URL")))
+        )
         return _settings(tuple((name, getattr(self, name)) for name in fields), environment)
 
     @property
@@ -104,11 +107,15 @@ class Workspace(dg.ConfigurableResource[Any]):
     def table(self, cell: str | None = None) -> DisturbanceTable:
         """The table version that ``cell`` was materialised from; without a cell, the version that holds all cells.
 
-        Where no version holds all of them, the one that holds all fresh cells (:meth:`fresh_cells`), if enough are.
+        Read from Redis where one is set, else from the home. Where no version holds all cells, the one that holds all
+        fresh ones (:meth:`fresh_cells`), if enough are.
 
         Raises:
             TableError: no version holds the rows of enough materialised cells, since some were left behind.
+            RedisServerError: a Redis is set and does not answer.
         """
+        from agentpipe.environments.table_redis_home import pinned_table
+
         store = self.table_store()
         references = {key: self.references.load("disturbance_table", key) for key in ((cell,) if cell else CELLS)}
         versions = sorted({reference.figures["table_version"] for reference in references.values()})
@@ -116,7 +123,7 @@ class Workspace(dg.ConfigurableResource[Any]):
         enough = {key: references[key] for key in fresh} if len(fresh) >= self.settings.schedule.cells_needed else {}
         for wanted in filter(None, (references, enough)):
             for version in versions:
-                table = store.load(version)
+                table = pinned_table(store, version, self.settings.redis_url)
                 if not _behind(wanted, table):
                     return table
         behind = ", ".join(_behind(references, store.current()))
@@ -131,6 +138,15 @@ class Workspace(dg.ConfigurableResource[Any]):
         """True where ``asset`` was made from what ``upstream`` is now."""
         found = self.references.find(asset, cell)
         return found is not None and found.consumed.get(upstream) == self.references.version(upstream, cell)
+
+    def known_policies(self) -> frozenset[str]:
+        """What a production decision may name as its policy: packages and bundles of this home, built-in players."""
+        from agentpipe.environments.layout import SIMULATOR_VERSION
+        from agentpipe.learning.champion import ChampionStore
+
+        made = self.references.versions("policy_checkpoint") | self.references.versions("triton_bundle")
+        champions = {entry.digest for entry in ChampionStore(self.root / "champion").history()}
+        return made | champions | {f"{player}-{SIMULATOR_VERSION}" for player in BUILT_IN_PLAYERS}
 
     def champion_digest(self) -> str:
         """The data version of the policy that is in use; ``NONE`` before the first."""
@@ -162,10 +178,7 @@ class Workspace(dg.ConfigurableResource[Any]):
         if name == "champion":
             return self.champion_digest()
         assert partition is not None
-        feedback = self.root / "feedback"
-        waiting = [digest_file(path) for path in sorted((feedback / "inbox").glob("*.jsonl"))]
-        stored = [digest_file(path) for path in sorted((feedback / "store" / partition).glob("*.parquet"))]
-        return digest_bytes(canonical_json([waiting, stored])) if waiting or stored else NONE
+        return _feedback_version(self.root / "feedback", dt.date.fromisoformat(partition))
 
     def cell_versions(self) -> Mapping[str, str]:
         """The data version of every cell as the source of the table reads now."""
@@ -207,7 +220,9 @@ class Workspace(dg.ConfigurableResource[Any]):
 
     def key(self, asset: str, partition: str | None) -> str:
         """Digest of everything that decides the content of one partition: settings, code version, what it consumes."""
-        parts = [self.configuration(asset), SHAPES[asset].code_version, self.consumed(asset, partition)]
+        parts: list[Any] = [self.configuration(asset), SHAPES[asset].code_version, self.consumed(asset, partition)]
+        if asset == "policy_checkpoint" and partition is not None and split_candidate(partition)[1] != "manual":
+            parts.append(self.champion_digest())  # what it starts from
         return digest_bytes(canonical_json(parts))
 
     def is_current(self, asset: str, partition: str | None) -> bool:
@@ -226,6 +241,18 @@ class Workspace(dg.ConfigurableResource[Any]):
 def _file_version(path: Path) -> str:
     """Digest of a data file; a missing one is for the asset that reads it to refuse."""
     return digest_file(path) if path.is_file() else MISSING
+
+
+def _feedback_version(folder: Path, day: dt.date) -> str:
+    """What the day holds, and what waits in the inbox and may belong to it."""
+    from agentpipe.feedback.inbox import listing
+    from agentpipe.feedback.store import day_state
+
+    inbox = folder / "inbox"
+    waiting = [digest_file(path) for path in listing(inbox) if path.is_file()] if inbox.is_dir() else []
+    state = day_state(folder / "store", day)
+    empty = not waiting and state.decisions + state.labels == 0
+    return NONE if empty else digest_bytes(canonical_json([waiting, state.digest]))
 
 
 def _history_version(path: Path) -> str:

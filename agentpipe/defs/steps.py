@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from agentpipe.defs.graph import SHAPES
+from agentpipe.defs.interrupted import mark_process
 from agentpipe.defs.progress import reporter
 from agentpipe.defs.references import Reference
 from agentpipe.defs.resources import Workspace, hold_home
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from agentpipe.environments.layout import Purpose
     from agentpipe.progress import Progress
 
-LOCK_PATIENCE = 60.0
-"""Seconds that a run launched from the UI waits for the main job or another run."""
+LOCK_PATIENCE = 1800.0
+"""Seconds that a run launched by the daemon or from the UI waits for the main job or another run."""
 METADATA_LIMIT = 16_384
 """Bytes of one text in the event log; larger ones stay files."""
 
@@ -125,7 +126,7 @@ def step(context: dg.AssetExecutionContext, workspace: Workspace) -> Iterator[St
     """Holds the home while one partition of one asset is computed.
 
     Raises:
-        LockHeldError: another process works on the home for longer than a minute.
+        LockHeldError: another process works on the home for longer than half an hour.
         HomeError: the run is for several partitions at once, which no asset here supports.
     """
     asset = context.asset_key.path[-1]
@@ -133,6 +134,7 @@ def step(context: dg.AssetExecutionContext, workspace: Workspace) -> Iterator[St
     if context.has_partition_key and len(context.partition_keys) != 1:
         raise HomeError("one run, one partition", asset=asset, remedy="launch one run per partition")
     label = f"{asset}[{partition}]" if partition else asset
+    mark_process(context.instance, context.run.run_id)
     with hold_home(workspace.root, f"run {context.run.run_id}", LOCK_PATIENCE):
         yield Step(
             asset=asset,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import dagster as dg
 import pytest
 
 from agentpipe.defs.graph import SHAPES
 from agentpipe.defs.references import Reference
 from agentpipe.defs.resources import Workspace
+from agentpipe.defs.serving import promotion
 from agentpipe.defs.serving.assets import publish, triton_bundle
 from agentpipe.errors import GateError
-from agentpipe.learning.champion import ChampionStore
+from agentpipe.learning.champion import Champion, ChampionStore
+from agentpipe.learning.promotion import champion_stores
 
+D2 = "d2" * 32
 KEY = "2026-11-02|manual"
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 GOOD = {"gate": 5, "name": "success", "passed": True, "severity": "error", "remedy": "train longer"}
@@ -30,8 +35,23 @@ def leave(workspace: Workspace, asset: str, key: str, version: str, **figures: o
     workspace.references.save(reference)
 
 
-def candidate(workspace: Workspace, key: str, digest: str, *, promotable: bool = True, gate: dict = GOOD) -> None:
-    leave(workspace, "policy_checkpoint", key, digest, gates=[], parent="none")
+def package(workspace: Workspace, labels: frozenset[str] = frozenset()) -> None:
+    """A package at the place that every checkpoint here names."""
+    from agentpipe.learning.lineage import LABELS, pack_labels
+    from agentpipe.learning.tensors import seal, sealed_manifest
+    from agentpipe.storage import publish_directory
+
+    files = {LABELS: pack_labels(labels)} if labels else {}
+    with publish_directory(workspace.root / "policy_checkpoint" / "x") as folder:
+        content = {"kind": "agentpipe.policy-package", "format": 1}
+        seal(folder, "package.json", sealed_manifest(content, files), files)
+
+
+def candidate(
+    workspace: Workspace, key: str, digest: str, *, promotable: bool = True, gate: dict = GOOD, parent: str = "none"
+) -> None:
+    package(workspace)
+    leave(workspace, "policy_checkpoint", key, digest, gates=[], parent=parent)
     leave(workspace, "holdout_evaluation", key, "e", gates=[gate], success=0.91)
     leave(workspace, "failure_attribution", key, "a", gates=[])
     reasons = [] if promotable else ["it is a demo"]
@@ -62,16 +82,94 @@ def test_the_first_promotable_bundle_becomes_champion(workspace: Workspace) -> N
     assert event.asset_materialization.tags["dagster/data_version"] == "d1"
 
 
-def test_a_later_candidate_does_not_replace_it_without_a_comparison(workspace: Workspace) -> None:
+class Compared:
+    """What a comparison came to; the episodes themselves are another test's."""
+
+    def __init__(self, verdict: str) -> None:
+        self.verdict, self.reasons = verdict, ("as measured",)
+        look = {"number": 1, "of_champion": 1}
+        self.figures = {"verdict": verdict, "difference": 0.0, "low": -0.004, "high": 0.004, "look": look}
+
+    def markdown(self) -> str:
+        return self.verdict
+
+
+@pytest.mark.parametrize(
+    ("verdict", "drift", "fate", "champions"),
+    [
+        ("PROMOTE", "OK", "promote", ["d1", "d2"]),
+        ("PROMOTE", "REVIEW", "hold", ["d1"]),
+        ("PROMOTE", "INSUFFICIENT_DATA", "hold", ["d1"]),
+        ("NOT_BETTER_ENOUGH", "OK", "refuse", ["d1"]),
+        ("VETO_CELL", "OK", "refuse", ["d1"]),
+        ("INSUFFICIENT_DATA", "OK", "refuse", ["d1"]),
+    ],
+)
+def test_a_later_candidate_replaces_it_only_after_a_comparison(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, verdict: str, drift: str, fate: str, champions: list[str]
+) -> None:
+    monkeypatch.setattr(promotion, "_compare", lambda *_: Compared(verdict))
     with dg.DagsterInstance.ephemeral() as instance:
-        for key, digest in ((KEY, "d1"), ("2026-11-03|nightly", "d2")):
-            candidate(workspace, key, digest)
-            materialise(publish, workspace, key, instance)
-    store = ChampionStore(workspace.root / "champion")
-    assert [entry.digest for entry in store.history()] == ["d1"]
+        candidate(workspace, KEY, "d1")
+        materialise(publish, workspace, KEY, instance)
+        candidate(workspace, "2026-11-03|nightly", D2, parent="d1")
+        leave(workspace, "policy_drift", "2026-11-03|nightly", "k", champion="d1", status=drift)
+        materialise(publish, workspace, "2026-11-03|nightly", instance)
+    store, holds = champion_stores(workspace.root)
+    assert [entry.digest for entry in store.history()] == [D2 if name == "d2" else name for name in champions]
     figures = workspace.references.load("publish", "2026-11-03|nightly").figures
-    assert figures["promoted"] is False
-    assert "comparison" in figures["reason"]
+    assert (figures["fate"], figures["promoted"]) == (fate, fate == "promote")
+    assert [held.candidate for held in holds.waiting()] == ([D2] if fate == "hold" else [])
+
+
+def test_a_candidate_that_lost_a_race_is_compared_with_the_champion_of_now(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = []
+
+    def compare(_work: object, _candidate: object, current: Champion) -> Compared:
+        met.append(current.digest)
+        if len(met) == 1:  # another one is promoted while the two play
+            store.promote("d9", "policy_checkpoint/x", expected="d1", reason="faster", who="a feedback run")
+        return Compared("PROMOTE")
+
+    monkeypatch.setattr(promotion, "_compare", compare)
+    monkeypatch.setattr(promotion, "_drift", lambda *_: "OK")
+    store = ChampionStore(workspace.root / "champion")
+    with dg.DagsterInstance.ephemeral() as instance:
+        candidate(workspace, KEY, "d1")
+        materialise(publish, workspace, KEY, instance)
+        candidate(workspace, "2026-11-03|nightly", D2, parent="d1")
+        materialise(publish, workspace, "2026-11-03|nightly", instance)
+    assert met == ["d1", "d9"]
+    assert [entry.digest for entry in store.history()] == ["d1", "d9", D2]
+
+
+def test_a_night_that_races_with_a_feedback_run_loses_neither_s_corrections(workspace: Workspace) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        candidate(workspace, KEY, "d1")
+        materialise(publish, workspace, KEY, instance)
+        candidate(workspace, "2026-11-03|nightly", D2, parent="d1")
+        learned = workspace.root / "policy_checkpoint" / "x"
+        learned.rename(learned.with_name("night"))
+        package(workspace, frozenset({"label-1", "label-2"}))
+        leave(workspace, "policy_checkpoint", "2026-11-03|nightly", D2, gates=[], parent="d1")
+        reference = workspace.references.load("policy_checkpoint", "2026-11-03|nightly")
+        workspace.references.save(dataclasses.replace(reference, path="policy_checkpoint/night"))
+        materialise(publish, workspace, "2026-11-03|nightly", instance)
+    figures = workspace.references.load("publish", "2026-11-03|nightly").figures
+    assert figures["fate"] == "retrain"
+    assert "2 correction(s)" in figures["reason"]
+
+
+def test_a_promotion_whose_run_was_killed_before_it_was_noted_stays_one(workspace: Workspace) -> None:
+    candidate(workspace, KEY, "d1")
+    with dg.DagsterInstance.ephemeral() as instance:
+        for _ in range(2):
+            materialise(publish, workspace, KEY, instance)
+            figures = workspace.references.load("publish", KEY).figures
+            assert (figures["promoted"], figures["fate"]) == (True, "promote")
+    assert len(ChampionStore(workspace.root / "champion").history()) == 1
 
 
 def test_running_an_old_partition_again_never_promotes_past_the_champion(workspace: Workspace) -> None:

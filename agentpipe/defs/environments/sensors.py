@@ -9,50 +9,55 @@ from typing import Any
 import dagster as dg
 
 from agentpipe.defs.backfill import backfill_request, cancel_unstarted, unfinished_backfills
-from agentpipe.defs.resources import Workspace
+from agentpipe.defs.resources import CELL_CHAIN, Workspace
 from agentpipe.defs.sources import source_events
-from agentpipe.defs.table_plan import CHANGE_TAG, Plan, table_plan
-from agentpipe.errors import InputError
+from agentpipe.defs.table_plan import CHANGE_TAG, JUDGED_AFTERWARDS, Plan, table_plan
+from agentpipe.errors import AgentpipeError
+from agentpipe.settings import ScheduleSettings
 
-EVERY_SECONDS = 30
+
+def table_sensor(chosen: ScheduleSettings) -> dg.SensorDefinition:
+    """The sensor ``table_changes``."""
+
+    @dg.sensor(
+        name="table_changes",
+        asset_selection=dg.AssetSelection.assets(*CELL_CHAIN, JUDGED_AFTERWARDS),
+        minimum_interval_seconds=chosen.every_seconds,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Launches what an edit of the disturbance table makes due, as one backfill: the touched cells, "
+        "then the champion's evaluation. `agentpipe table plan` says beforehand what would run. An edit that was "
+        "undone is none. A change whose runs failed is not launched again: mend it and re-execute from the backfill's "
+        "page, or edit again; the nightly retraining tries it once more.",
+    )
+    def table_changes(context: dg.SensorEvaluationContext, workspace: Workspace) -> dg.SensorResult | dg.SkipReason:
+        try:
+            plan = table_plan(workspace)
+        except AgentpipeError as error:
+            return dg.SkipReason(f"the table cannot be read and nothing is launched: {error}")
+        return _launch(context, workspace, plan)
+
+    return table_changes
 
 
-@dg.sensor(
-    name="table_changes",
-    asset_selection=dg.AssetSelection.assets(
-        "disturbance_table", "environment_pool_health", "trajectories", "champion_evaluation"
-    ),
-    minimum_interval_seconds=EVERY_SECONDS,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-)
-def table_changes(context: dg.SensorEvaluationContext, workspace: Workspace) -> dg.SensorResult | dg.SkipReason:
-    """Launches what an edit of the disturbance table makes due, as one backfill.
-
-    Compares the rows of every cell with those that it was made from; an edit that was undone is none. `agentpipe table
-    plan` says beforehand what would run. A change whose runs failed is not launched again by itself: mend it and
-    re-execute from the backfill's page, or edit again; the nightly retraining tries it once more.
-    """
-    try:
-        plan = table_plan(workspace)
-    except InputError as error:
-        return dg.SkipReason(f"the table's source is not valid and nothing is launched: {error}")
+def _launch(context: dg.SensorEvaluationContext, workspace: Workspace, plan: Plan) -> dg.SensorResult:
     events = source_events(context.instance, workspace)
     asked: dict[str, str] = json.loads(context.cursor) if context.cursor else {}
     asked = {cell: digest for cell, digest in asked.items() if cell in plan.cells}
+
+    def skip(reason: str) -> dg.SensorResult:
+        return dg.SensorResult(skip_reason=reason, asset_events=events, cursor=json.dumps(asked, sort_keys=True))
+
     running = unfinished_backfills(context.instance, CHANGE_TAG)
     if running:
-        note = _while_running(context.instance, running[0], plan)
-        return dg.SensorResult(skip_reason=note, asset_events=events, cursor=json.dumps(asked))
+        return skip(_while_running(context.instance, running[0], plan))
     new = {cell: digest for cell, digest in plan.cells.items() if asked.get(cell) != digest}
     if not new:
-        reason = "no cell is due" if not plan.cells else f"launched before, and not made: {', '.join(plan.cells)}"
-        return dg.SensorResult(skip_reason=reason, asset_events=events, cursor=json.dumps(asked))
+        return skip("no cell is due" if not plan.cells else f"launched before, and not made: {', '.join(plan.cells)}")
     assert context.repository_def is not None
     partitions = [(item.asset, item.partition) for item in plan.due if item.partition is None or item.partition in new]
     request = backfill_request(context.repository_def.asset_graph, partitions, _tags(plan))
-    return dg.SensorResult(
-        run_requests=[request], asset_events=events, cursor=json.dumps({**asked, **new}, sort_keys=True)
-    )
+    cursor = json.dumps({**asked, **new}, sort_keys=True)
+    return dg.SensorResult(run_requests=[request], asset_events=events, cursor=cursor)
 
 
 def _tags(plan: Plan) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -11,6 +12,7 @@ from agentpipe.defs.gates import specs
 
 if TYPE_CHECKING:
     from agentpipe.evaluation.gates import GateResult
+    from agentpipe.learning.finetuning import FineTuned
     from agentpipe.learning.result import TrainingResult
     from agentpipe.settings import GateSettings
 
@@ -55,8 +57,26 @@ def _breaker(trained: TrainingResult) -> GateResult:
     )
 
 
-def not_held(reason: str) -> list[GateResult]:
-    """Gate 2 where there was no warm-up: warns, and says why."""
+def not_held(reason: str, gate: int = 2, names: Sequence[str] = WARM_UP) -> list[GateResult]:
+    """A gate where there is nothing to judge, such as gate 2 without a warm-up: warns, and says why."""
     from agentpipe.evaluation.gates import GateResult
 
-    return [GateResult(2, name, False, "warn", None, None, reason, {"judged": False}) for name in WARM_UP]
+    return [GateResult(gate, name, False, "warn", None, None, reason, {"judged": False}) for name in names]
+
+
+def candidate_gates(trained: TrainingResult | None, tuned: FineTuned | None, gates: GateSettings) -> list[GateResult]:
+    """Gates 2 and 4 of a candidate, whichever way it was made."""
+    if trained is not None:
+        return training_gates(trained, gates)
+    assert tuned is not None
+    reason = "learned from labelled decisions only: no warm-up and no policy gradient of its own"
+    judged = [name for name in TRAINING if name != "circuit_breaker"]
+    return [*not_held(reason), *not_held(reason, 4, judged), _kept(tuned)]
+
+
+def _kept(tuned: FineTuned) -> GateResult:
+    """Fine-tuning that forgets leaves no candidate; one that is here has kept its validation success."""
+    from agentpipe.evaluation.gates import GateResult
+
+    text = f"the weights of epoch {tuned.kept_epoch} are kept"
+    return GateResult(4, "circuit_breaker", True, "error", None, None, text, {"stopped_by": "labels"})

@@ -1,4 +1,4 @@
-"""The Triton bundle of a candidate whose gates pass, and the first champion."""
+"""The Triton bundle of a candidate whose gates pass, and what becomes of the candidate."""
 
 from typing import Any
 
@@ -9,7 +9,9 @@ from agentpipe.defs.graph import specification
 from agentpipe.defs.players import champion
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.serving.checks import bundle_specs
-from agentpipe.defs.steps import rows, step
+from agentpipe.defs.serving.promotion import Candidate, settle
+from agentpipe.defs.sources import champion_events
+from agentpipe.defs.steps import markdown, rows, step
 from agentpipe.environments.parameters import CELLS
 
 JUDGED = ("policy_checkpoint", "holdout_evaluation", "failure_attribution")
@@ -71,63 +73,44 @@ def _why_not(workspace: Workspace) -> list[str]:
 
 @dg.asset(**specification("publish"))
 def publish(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.MaterializeResult:
-    """Makes the first promotable bundle whose gates pass the champion.
+    """Decides a candidate's fate: promoted, held for a person, refused, or to be trained again.
 
-    Where there is a champion already, or the bundle is not promotable, nothing is changed and the reason is shown:
-    whether a later candidate is better is decided by a comparison, not here.
+    The first promotable bundle whose gates pass becomes the champion. Later ones play the same fresh episodes of the
+    held-out environments as the champion of now, paired by environment; one that is not worse overall, nor in any cell
+    beyond its limit, is promoted by compare-and-set. Drift above the limit holds it for a person: the job `approval`,
+    or `agentpipe champion approve`. An old partition never promotes past a later champion.
     """
-    from agentpipe.learning.champion import ChampionStore
-
     with step(context, workspace) as work:
-        references = workspace.references
-        bundle = references.load("triton_bundle", work.partition)
-        demand(bundle.figures["gates"], f"{work.partition} is not published")
-        checkpoint = references.load("policy_checkpoint", work.partition)
-        current = champion(workspace)
-        promoted = bool(bundle.figures["promotable"]) and current is None
-        if promoted:
-            evaluation = references.load("holdout_evaluation", work.partition)
-            current = ChampionStore(workspace.root / "champion").promote(
-                checkpoint.data_version,
-                checkpoint.path,
-                expected=None,
-                reason="the first bundle whose gates pass",
-                who=f"publish[{work.partition}]",
-                figures={
-                    "bundle": bundle.path,
-                    "bundle_digest": bundle.data_version,
-                    "package_bytes": bundle.figures["package_bytes"],
-                    "success": evaluation.figures["success"],
-                },
-            )
-            context.instance.report_runless_asset_event(_champion_event(current.digest, bundle.path, work.partition))
-        figures_ = {"promoted": promoted, "champion": current.digest if current else "none", "bundle": bundle.path}
-        reason = _outcome(
-            promoted=promoted, promotable=bool(bundle.figures["promotable"]), reasons=bundle.figures["reasons"]
-        )
+        assert work.partition is not None
+        demand(workspace.references.load("triton_bundle", work.partition).figures["gates"], f"{work.partition} is out")
+        candidate = Candidate.of(workspace, work.partition)
+        settled = settle(work, candidate)
+        if settled.promoted:
+            for event in champion_events(context.instance, workspace):
+                context.instance.report_runless_asset_event(event)
+        compared = settled.challenge
         return work.result(
-            data_version=bundle.data_version,
-            path=workspace.root / bundle.path,
-            figures={**figures_, "reason": reason},
-            metadata={"champion_history": rows(_history(workspace))},
+            data_version=candidate.bundle.data_version,
+            path=workspace.root / candidate.bundle.path,
+            figures={
+                "promoted": settled.promoted,
+                "fate": settled.fate.action,
+                "reason": settled.fate.reason,
+                "champion": settled.champion.digest if settled.champion else "none",
+                "bundle": candidate.bundle.path,
+                "drift": settled.drift,
+            },
+            metadata={
+                "champion_history": rows(_history(workspace)),
+                **({"comparison": markdown(compared.markdown())} if compared else {}),
+            },
         )
-
-
-def _champion_event(digest: str, bundle: str, partition: str | None) -> dg.AssetMaterialization:
-    metadata = {"bundle": bundle, "candidate": str(partition)}
-    return dg.AssetMaterialization("champion", metadata=metadata, tags={"dagster/data_version": digest})
-
-
-def _outcome(*, promoted: bool, promotable: bool, reasons: list[str]) -> str:
-    if promoted:
-        return "the first promotable bundle whose gates pass is the champion"
-    if not promotable:
-        return f"not promotable: {'; '.join(reasons)}"
-    return "there is a champion already; a candidate replaces it only after a comparison"
 
 
 def _history(workspace: Workspace) -> list[dict[str, Any]]:
     from agentpipe.learning.champion import ChampionStore
 
     history = ChampionStore(workspace.root / "champion").history()
-    return [{"at": c.at, "package": c.digest[:12], "who": c.who, "reason": c.reason} for c in history]
+    return [
+        {"at": c.at, "package": c.digest[:12], "kind": c.kind, "who": c.who, "reason": c.reason} for c in history[-30:]
+    ]

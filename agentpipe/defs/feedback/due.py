@@ -1,0 +1,102 @@
+"""Whether a day's feedback is to be taken in, or to train a candidate, or why not."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import dagster as dg
+
+from agentpipe.defs.partitions import START, candidate_key, last_closed_day
+from agentpipe.defs.players import champion
+from agentpipe.defs.resources import Workspace
+from agentpipe.storage import canonical_json, digest_bytes
+
+FEEDBACK_TAG = "agentpipe/feedback"
+"""Tag of a run that trains on a day's feedback; its value is the day and the feedback's digest."""
+_OVER = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a day's feedback amounts to."""
+
+    day: dt.date
+    kind: Literal["due", "idle"]
+    text: str
+    digest: str
+
+    @property
+    def tag(self) -> str:
+        """Value of :data:`FEEDBACK_TAG`: changes when the feedback is amended, and only then."""
+        return f"{self.day.isoformat()}:{self.digest[:16]}"
+
+
+def store(workspace: Workspace) -> Path:
+    """The feedback store of the home."""
+    return workspace.root / "feedback" / "store"
+
+
+def closed_days(workspace: Workspace) -> list[dt.date]:
+    """The days with feedback that are over and can still be amended, oldest first."""
+    from agentpipe.feedback.store import days
+
+    last = last_closed_day()
+    first = max(START, last - dt.timedelta(days=workspace.settings.feedback.late_days))
+    return [day for day in days(store(workspace)) if first <= day <= last]
+
+
+def untaken_days(workspace: Workspace) -> list[tuple[dt.date, str]]:
+    """Closed days whose partition does not say what the store holds, each with the store's digest."""
+    from agentpipe.feedback.store import day_state
+
+    found = ((day, day_state(store(workspace), day).digest) for day in closed_days(workspace))
+    versions = workspace.references.version
+    return [(day, digest) for day, digest in found if versions("production_feedback", day.isoformat()) != digest]
+
+
+def waiting_input(workspace: Workspace) -> str:
+    """Digest of the names and sizes of what waits in the inbox; empty where nothing does."""
+    from agentpipe.feedback.inbox import listing
+
+    inbox = workspace.root / "feedback" / "inbox"
+    files = [(path.name, path.lstat().st_size) for path in listing(inbox)] if inbox.is_dir() else []
+    return digest_bytes(canonical_json(files))[:16] if files else ""
+
+
+def standing(workspace: Workspace, day: dt.date) -> Standing:
+    """Whether the closed ``day`` is to train a candidate, or why not."""
+    from agentpipe.feedback.labelled import read_labelled
+    from agentpipe.feedback.store import day_state
+    from agentpipe.learning.lineage import trained_labels
+
+    state = day_state(store(workspace), day)
+
+    def idle(text: str) -> Standing:
+        return Standing(day, "idle", text, state.digest)
+
+    needed = workspace.settings.feedback.minimum_labels
+    if state.trainable < needed:
+        return idle(f"{state.trainable} labelled decisions, {needed} are needed")
+    current = champion(workspace)
+    if current is None:
+        return idle("no champion yet that could learn from them")
+    trained = workspace.references.find("policy_checkpoint", candidate_key(day, "feedback"))
+    if trained is not None and trained.consumed.get("production_feedback") == state.digest:
+        return idle("a candidate was trained on exactly these")
+    known = trained_labels(workspace.root / current.package)
+    new = sum(label not in known for label in read_labelled(store(workspace), day).label_id)
+    if new < needed:
+        return idle(f"{new} of {state.trainable} labelled decisions are new to the champion, {needed} are needed")
+    return Standing(day, "due", f"{new} new labelled decisions", state.digest)
+
+
+def feedback_waits(instance: dg.DagsterInstance, workspace: Workspace, day: dt.date) -> str:
+    """What the feedback candidate of ``day`` is waiting for or doing; empty where it has ended or is not to be."""
+    found = standing(workspace, day)
+    runs = instance.get_runs(dg.RunsFilter(tags={FEEDBACK_TAG: found.tag}))
+    if any(run.status not in _OVER for run in runs):
+        return f"policy_checkpoint[{candidate_key(day, 'feedback')}] runs"
+    return "" if runs or found.kind == "idle" else f"{found.text} are about to be trained on"

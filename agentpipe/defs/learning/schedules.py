@@ -1,0 +1,48 @@
+"""The nightly retraining: when it begins. How it goes on is the sensor's, see ``sensors.py``."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import dagster as dg
+
+from agentpipe.defs.night import cells_to_ask
+from agentpipe.defs.nights import Nights, day_of
+from agentpipe.defs.partitions import last_closed_day
+from agentpipe.defs.resources import Workspace
+from agentpipe.errors import InputError
+from agentpipe.settings import ScheduleSettings
+
+
+def nightly_schedule(chosen: ScheduleSettings) -> dg.ScheduleDefinition:
+    """The schedule ``nightly`` at the chosen local time; partition keys are UTC days all the same."""
+
+    @dg.schedule(
+        name="nightly",
+        job_name="cell",
+        cron_schedule=f"{chosen.minute} {chosen.hour} * * *",
+        execution_timezone=chosen.timezone,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description="Begins a night for the last UTC day that is over: launches its stale cells. The sensor "
+        "`nightly_candidate` waits for them and for the day's feedback run, and then trains.",
+    )
+    def nightly(context: dg.ScheduleEvaluationContext, workspace: Workspace) -> list[dg.RunRequest] | dg.SkipReason:
+        return begin(workspace, day_of(context.scheduled_execution_time))
+
+    return nightly
+
+
+def begin(workspace: Workspace, day: dt.date, *, made_up: bool = False) -> list[dg.RunRequest] | dg.SkipReason:
+    """Begins the night of ``day``, once: a night that is late is made up, one that a later one has overtaken is not."""
+    if day != last_closed_day():
+        return dg.SkipReason(f"the night of {day} is overtaken: the last day that is over is {last_closed_day()}")
+    night = Nights(workspace.root).begin(day, dt.datetime.now(dt.UTC), made_up=made_up)
+    if night is None:
+        return dg.SkipReason(f"the night of {day} was begun before")
+    try:
+        asked = cells_to_ask(workspace)
+    except InputError as error:
+        return dg.SkipReason(f"begun; no cell is launched: {error}")
+    if not asked:
+        return dg.SkipReason("begun; no cell is stale, nightly_candidate goes on")
+    return [item.request(night) for item in asked]

@@ -1,0 +1,85 @@
+"""How a night goes on, and the making up of one that was missed."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import dagster as dg
+
+from agentpipe.defs.feedback.due import feedback_waits
+from agentpipe.defs.jobs import asset_jobs
+from agentpipe.defs.learning.schedules import begin
+from agentpipe.defs.night import next_step, past_runs
+from agentpipe.defs.nights import Nights, day_of, last_time
+from agentpipe.defs.resources import Workspace
+from agentpipe.errors import AgentpipeError
+from agentpipe.settings import ScheduleSettings
+
+LATE = dt.timedelta(minutes=10)
+"""After its time a night that nothing has begun counts as missed."""
+
+
+def nightly_sensor(chosen: ScheduleSettings) -> dg.SensorDefinition:
+    """The sensor ``nightly_candidate``."""
+
+    @dg.sensor(
+        name="nightly_candidate",
+        jobs=asset_jobs(),
+        minimum_interval_seconds=chosen.every_seconds,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Leads a night on: line, stale cells, statistics, the day's feedback, then the candidate, the "
+        "champion's evaluation and the weekly report. Makes up a missed night once. One night at a time.",
+    )
+    def nightly_candidate(
+        context: dg.SensorEvaluationContext, workspace: Workspace
+    ) -> list[dg.RunRequest] | dg.SkipReason:
+        now = dt.datetime.now(dt.UTC)
+        nights = Nights(workspace.root)
+        night = nights.running()
+        if night is None:
+            return _make_up(context, workspace, nights, now)
+        try:
+            waits = feedback_waits(context.instance, workspace, night.date)
+            step = next_step(workspace, night, past_runs(context.instance, night), waits, now)
+        except AgentpipeError as error:
+            return dg.SkipReason(f"night {night.day} cannot go on: {error}")
+        if step.kind == "ask":
+            return [asked.request(night) for asked in step.asked]
+        if step.kind == "end":
+            nights.end(night, now, step.text)
+            return dg.SkipReason(f"night {night.day} has ended: {step.text}")
+        return dg.SkipReason(f"night {night.day} waits: {step.text}")
+
+    return nightly_candidate
+
+
+def _make_up(
+    context: dg.SensorEvaluationContext, workspace: Workspace, nights: Nights, now: dt.datetime
+) -> list[dg.RunRequest] | dg.SkipReason:
+    """Begins a night whose time has passed while nobody was there, if the schedule was on by then."""
+    begins = last_time(now, workspace.settings.schedule)
+    day = day_of(begins)
+    if nights.find(day) is not None:
+        return dg.SkipReason(f"the night of {day} has ended: {_outcome(nights, day)}")
+    on_since = schedule_on_since(context.instance)
+    if on_since is None:
+        return dg.SkipReason("the schedule `nightly` is off")
+    if on_since > begins:
+        return dg.SkipReason(f"the schedule is on since {on_since:%Y-%m-%d %H:%M} UTC; no night was due since then")
+    if now - begins < LATE:
+        return dg.SkipReason(f"the night of {day} is about to begin")
+    return begin(workspace, day, made_up=True)
+
+
+def _outcome(nights: Nights, day: dt.date) -> str:
+    night = nights.find(day)
+    return night.outcome if night else ""
+
+
+def schedule_on_since(instance: dg.DagsterInstance) -> dt.datetime | None:
+    """Since when the schedule ``nightly`` is on, in UTC; ``None`` where it is off or the daemon has never seen it."""
+    for state in instance.all_instigator_state():
+        if state.name == "nightly" and state.is_running and state.instigator_data is not None:
+            started = getattr(state.instigator_data, "start_timestamp", None)
+            return None if started is None else dt.datetime.fromtimestamp(started, dt.UTC)
+    return None
