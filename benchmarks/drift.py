@@ -32,8 +32,21 @@ SMOOTHING = 1e-6
 
 def probabilities(rows: int, seed: int, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
     """f32[rows, A], zero where the mask is False."""
-    drawn = np.random.default_rng(seed).random((rows, mask.shape[1]), dtype=np.float32) * mask
-    return drawn / drawn.sum(axis=1, keepdims=True)
+    drawn: npt.NDArray[np.float32] = np.random.default_rng(seed).random((rows, mask.shape[1]), dtype=np.float32)
+    drawn *= mask
+    drawn /= drawn.sum(axis=1, keepdims=True)
+    return drawn
+
+
+class Fixed:
+    """A policy that always says ``probabilities`` f32[n, A]."""
+
+    def __init__(self, probabilities: npt.NDArray[np.float32]) -> None:
+        self.output = SimpleNamespace(probabilities=probabilities)
+
+    def act(self, *_: object) -> SimpleNamespace:
+        """The same for any observations."""
+        return self.output
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -75,9 +88,7 @@ def policy_contestants(rows: int) -> list[Contestant]:
         cell=cells[environment % len(cells)],
         environment=environment,
     )
-    candidate, champion = (
-        SimpleNamespace(act=lambda *_, out=out: SimpleNamespace(probabilities=out)) for out in (p, q)
-    )
+    candidate, champion = Fixed(p), Fixed(q)
 
     def smoothed() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         floor = SMOOTHING / mask.sum(axis=1, keepdims=True) * mask

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
 from agentpipe.storage import read_json, write_bytes
-from benchmarks import buffer_learning, buffer_report, seeds, table_redis
+from benchmarks import buffer_learning, buffer_report, drift, seeds, table_redis
 from benchmarks.measure import RESULTS
 
 if TYPE_CHECKING:
@@ -130,12 +130,18 @@ def buffer_learning_section(content: dict[str, Any]) -> str:
     return f"## What the samplers are worth to training\n\n{origin(content)}\n\n{buffer_learning.section(content)}"
 
 
+def drift_section(content: dict[str, Any]) -> str:
+    """Drift of policies and of inputs."""
+    return f"## Drift\n\n{origin(content)}\n\n{drift.section(content)}"
+
+
 SECTIONS = {
     "seeds": seeds_section,
     "simulator": simulator_section,
     "training": training_section,
     "buffer": buffer_section,
     "buffer_learning": buffer_learning_section,
+    "drift": drift_section,
     "table_redis": table_redis.section,
 }
 
