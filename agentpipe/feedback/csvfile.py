@@ -17,14 +17,14 @@ from agentpipe.environments.csvio import parse_number
 from agentpipe.feedback.block import Refused
 from agentpipe.feedback.jsonl import UnfinishedError
 from agentpipe.feedback.rows import LONGEST_LINE, FaultError, load_json, typed_row
-from agentpipe.feedback.schema import DECISION, LABEL
+from agentpipe.feedback.schema import FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agentpipe.feedback.block import Row
 
-_TYPES: Final = {name: field.type for fields in (DECISION, LABEL) for name, field in fields.items()}
+_TYPES: Final = {name: field.type for fields in FIELDS.values() for name, field in fields.items()}
 _WHOLE: Final = re.compile(r"[+-]?\d+", re.ASCII)
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 _LONGEST_WHOLE: Final = 19  # digits of a 64-bit number

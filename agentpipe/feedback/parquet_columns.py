@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from agentpipe.feedback.block import MISSING, Block
 from agentpipe.feedback.rows import KEPT_OF_LONG, LONGEST_LINE
-from agentpipe.feedback.schema import FIELDS, utc_microseconds
+from agentpipe.feedback.schema import EPOCH, FIELDS, utc_microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _LONG: Final = 4_096
 """characters of a text beyond which it is not even looked at: no field has so many"""
 _FIRST, _LAST = utc_microseconds("0001-01-01T00:00:00Z"), utc_microseconds("9999-12-31T23:59:59Z")
+_TYPES: Final = {name: field.type for fields in FIELDS.values() for name, field in fields.items()}
 _UNITS: Final = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 
 
@@ -72,20 +73,24 @@ def json_of_row(batch: pa.RecordBatch, row: int) -> bytes:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         scalar = column[row]
         if scalar.is_valid:
-            content[name] = _plain(scalar)
+            content[name] = _plain(scalar, _TYPES.get(name))
     text = json.dumps(content, default=str, ensure_ascii=False).encode(errors="backslashreplace")
     return text if len(text) <= LONGEST_LINE else text[:KEPT_OF_LONG]
 
 
-def _plain(scalar: pa.Scalar) -> Any:  # noqa: ANN401 - JSON
-    try:
-        value = scalar.as_py()
-    except (ValueError, OverflowError):  # nanoseconds, or a time outside the calendar
-        return str(getattr(scalar, "value", scalar))
+def _plain(scalar: pa.Scalar, wanted: Type | None) -> Any:  # noqa: ANN401 - JSON
+    if pa.types.is_timestamp(scalar.type):
+        more, less = _UNITS[scalar.type.unit]
+        try:
+            time = EPOCH + dt.timedelta(microseconds=scalar.value * more // less)
+        except OverflowError:  # outside the calendar
+            return str(scalar.value)
+        return (time if scalar.type.tz else time.replace(tzinfo=None)).isoformat()
+    value = scalar.as_py()
     if isinstance(value, str):
         return value[: _LONG + 1]
-    if isinstance(value, dt.datetime):
-        return value.isoformat()
+    if isinstance(value, float) and wanted == "whole" and value.is_integer():
+        return int(value)
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 

@@ -1,0 +1,160 @@
+"""Feedback from a Redis stream: acknowledged only when durable, and every entry's row in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+
+import pytest
+import redis as redis_package
+
+from agentpipe.errors import RedisServerError
+from agentpipe.feedback import stream as stream_module
+from agentpipe.feedback.intake import rules_for
+from agentpipe.feedback.retry import retry
+from agentpipe.feedback.store import day_state, quarantine_counts, quarantined, read_day
+from agentpipe.feedback.stream import FeedbackStream, take_stream
+from agentpipe_tests.feedback.examples import DAY, NOW, SHAPE, decision, label
+from agentpipe_tests.redis_server import redis_server
+
+pytestmark = pytest.mark.redis
+NAME, GROUP = "feedback", "agentpipe"
+RULES = rules_for(now=NOW, shape=SHAPE)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with redis_server(own=True) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with contextlib.closing(redis_package.Redis.from_url(server.url)) as connected:
+        connected.flushall()
+        yield connected
+
+
+@pytest.fixture
+def take(server, home):
+    def run(**options):
+        rules = options.pop("rules", RULES)
+        return take_stream(FeedbackStream(server.url, NAME, GROUP, **options), home.store, rules)
+
+    return run
+
+
+def send(client, *rows):
+    return [client.xadd(NAME, {"row": row if isinstance(row, str | bytes) else json.dumps(row)}) for row in rows]
+
+
+def pending(client):
+    return client.xpending(NAME, GROUP)["pending"]
+
+
+def test_an_empty_stream_is_made_and_read(client, take):
+    assert take().rows_taken == 0
+    assert take().rows_taken == 0
+    assert client.exists(NAME)
+
+
+def test_rows_are_taken_in_bounded_batches_and_acknowledged(client, take, home):
+    identifiers = send(client, *(decision(f"d{number}") for number in range(25)), label(decision_id="d7"))
+    done = take(at_once=10)
+    assert (done.rows_taken, done.quarantined, pending(client)) == (26, {}, 0)
+    assert take().rows_taken == 0
+    state = day_state(home.store, DAY)
+    assert (state.decisions, state.labelled) == (25, 1)
+    rows = read_day(home.store, DAY)[0].to_pylist()
+    assert {row["line"] for row in rows} == {identifier.decode() for identifier in identifiers[:25]}
+    assert {row["source"] for row in rows} == {"stream:feedback"}
+
+
+def test_one_call_takes_so_many_at_most_and_the_next_goes_on(client, take):
+    send(client, *(decision(f"d{number}") for number in range(9)))
+    assert [take(at_once=2, most=4).rows_taken for _ in range(4)] == [4, 4, 1, 0]
+
+
+def test_poison_is_quarantined_with_its_entry_and_acknowledged(client, take, home):
+    identifiers = send(client, "{", b"\xff", decision(mask=[True]), decision("good"))
+    identifiers.append(client.xadd(NAME, {"other": "x"}))
+    done = take()
+    assert (done.rows_taken, pending(client)) == (1, 0)
+    assert done.quarantined == {"does_not_fit_policy": 1, "missing_field": 1, "not_json": 1, "not_utf8": 1}
+    places = {(row.file, row.line) for row in quarantined(home.store)}
+    assert places == {(NAME, identifiers[place].decode()) for place in (0, 1, 2, 4)}
+
+
+def test_a_crash_after_the_commit_and_before_the_acknowledgement_doubles_nothing(client, take, home, monkeypatch):
+    send(client, decision(), "{", decision("d2", policy_version="new"))
+    strict = rules_for(now=NOW, shape=SHAPE, versions=["p1"])
+    original = stream_module._Reader.acknowledge
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stream_module._Reader, "acknowledge", crash)
+    with pytest.raises(KeyboardInterrupt):
+        take(rules=strict)
+    assert pending(client) == 3
+    monkeypatch.setattr(stream_module._Reader, "acknowledge", original)
+    before = day_state(home.store, DAY)
+    done = take()
+    assert (done.rows_taken, done.rows_already, done.quarantined, pending(client)) == (0, 3, {}, 0)
+    assert day_state(home.store, DAY) == before
+    assert quarantine_counts(home.store) == {"not_json": 1, "unknown_policy_version": 1}
+    assert retry(home.store, RULES).rows_taken == 1
+
+
+def test_a_crash_before_the_commit_loses_nothing(client, take, home, monkeypatch):
+    send(client, decision())
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stream_module, "_add", crash)
+    with pytest.raises(KeyboardInterrupt):
+        take()
+    monkeypatch.undo()
+    send(client, decision("d2"))
+    assert take().rows_taken == 2
+
+
+def test_what_a_dead_consumer_left_is_taken_after_a_while(client, take, home):
+    send(client, decision(), decision("d2"))
+    client.xgroup_create(NAME, GROUP, id="0")
+    client.xreadgroup(GROUP, "dead", {NAME: ">"}, count=1)
+    assert take().rows_taken == 1
+    assert pending(client) == 1
+    time.sleep(0.02)
+    assert take(dead_after_s=0.01).rows_taken == 1
+    assert (pending(client), day_state(home.store, DAY).decisions) == (0, 2)
+
+
+def test_an_entry_that_was_deleted_while_it_was_pending_is_let_go(client, take, monkeypatch):
+    (identifier,) = send(client, decision())
+    client.xgroup_create(NAME, GROUP, id="0")
+    client.xreadgroup(GROUP, "me", {NAME: ">"})
+    client.xdel(NAME, identifier)
+    assert take(consumer="me").rows_taken == 0
+    assert pending(client) == 0
+
+
+def test_the_same_row_in_two_entries_is_a_duplicate(client, take):
+    send(client, decision(), decision())
+    assert take().quarantined == {"duplicate": 1}
+
+
+def test_a_key_of_another_kind_is_a_typed_error(client, take):
+    client.set(NAME, "no stream")
+    with pytest.raises(RedisServerError, match="refuses"):
+        take()
+
+
+def test_a_server_that_is_away_is_a_typed_error(home):
+    with redis_server(own=True) as running:
+        url = running.url
+    with pytest.raises(RedisServerError, match="cannot be reached"):
+        take_stream(FeedbackStream(url, NAME, GROUP), home.store, RULES)
+    assert not home.store.exists()
