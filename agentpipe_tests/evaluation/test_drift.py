@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentpipe.errors import CorruptError, EvaluationError
-from agentpipe.evaluation import drift_bootstrap, drift_rows
+from agentpipe.evaluation import drift, drift_bootstrap, drift_rows
 from agentpipe.evaluation.drift import DriftResult, policy_drift, smoothed_kl
 from agentpipe.evaluation.drift_bootstrap import bootstrap_mean
 from agentpipe.evaluation.reference import ReferenceObservations, collect_reference
@@ -168,6 +168,13 @@ def test_a_bootstrap_is_the_same_again_and_another_for_another_key():
     assert bootstrap_mean(values, cluster, seed=4, key="cell load-1") != first
 
 
+def test_an_interval_does_not_depend_on_how_environments_are_named():
+    values, cluster = np.arange(60.0), np.arange(60) // 3
+    expected = bootstrap_mean(values, cluster, seed=1)
+    assert bootstrap_mean(values, cluster * 10**9 - 5, seed=1) == expected
+    assert bootstrap_mean(values, np.char.add("e", np.char.zfill(cluster.astype(str), 3)), seed=1) == expected
+
+
 def test_one_environment_has_no_interval():
     assert bootstrap_mean([1.0, 2.0], [7, 7], seed=0) == [None, None]
 
@@ -240,6 +247,15 @@ def test_a_cell_with_too_few_rows_is_never_no_drift():
         "load-5": {"status": "OK", "kl": 0.0, "ci95": [0.0, 0.0], "rows": 1001},
         "sensor-1": {"status": "INSUFFICIENT_DATA", "kl": None, "ci95": [None, None], "rows": 199},
     }
+
+
+@pytest.mark.parametrize("count", [1, 3, 200])
+def test_rows_are_parted_by_label_however_many_there_are(count):
+    labels = np.array([f"cell-{number}" for number in np.random.default_rng(0).integers(0, count, 500)])
+    parts = drift._parts(labels)
+    assert list(parts) == sorted(set(labels.tolist()))
+    for name, rows in parts.items():
+        assert rows.tolist() == [row for row, label in enumerate(labels) if label == name]
 
 
 @pytest.mark.parametrize(
