@@ -76,8 +76,12 @@ def reader(path: Path) -> Format:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Dropped]:
+def opened(path: Path, *, complete: bool = False) -> Iterator[Dropped]:
     """Opens and checks a file.
+
+    Args:
+        path: The file.
+        complete: Somebody says that it is: a CSV file whose last line has no line end is given one.
 
     Raises:
         UnfinishedError: it is still being written.
@@ -87,7 +91,11 @@ def opened(path: Path) -> Iterator[Dropped]:
         size = os.fstat(file.fileno()).st_size
         if not size:
             raise UnfinishedError("empty: nothing was written yet")
-        content: IO[bytes] = io.BytesIO(file.read(_IN_MEMORY)) if size <= _IN_MEMORY else file
+        content: IO[bytes] = file
+        if size <= _IN_MEMORY:
+            data = file.read(_IN_MEMORY)
+            open_end = complete and path.suffix.lower() == ".csv" and not data.endswith((b"\n", b"\r"))
+            content = io.BytesIO(data + b"\n" if open_end else data)
         digest = _digest(content)
         try:
             reader(path).check(content)
@@ -152,8 +160,8 @@ def put_away(path: Path, folder: Path, digest: str, size: int | None = None) -> 
     return True
 
 
-def submit(path: Path, inbox: Path) -> Path:
-    """Copies a file into the inbox, where it appears whole or not at all; returns where.
+def submit(path: Path, inbox: Path | None) -> Path:
+    """Copies a file into the inbox, where it appears whole or not at all, and returns where; None: only checks it.
 
     Raises:
         FeedbackError: it cannot be read, is not finished, or has a suffix that nothing reads.
@@ -162,8 +170,8 @@ def submit(path: Path, inbox: Path) -> Path:
         remedy = f"give a file that ends in {', '.join(formats())}"
         raise FeedbackError("nothing reads files of this kind", file=path, remedy=remedy)
     try:
-        with opened(path.resolve() if path.is_symlink() else path) as dropped:
-            return copy_in(dropped, inbox)
+        with opened(path.resolve() if path.is_symlink() else path, complete=True) as dropped:
+            return copy_in(dropped, inbox) if inbox else path
     except UnfinishedError as error:
         raise FeedbackError(f"not a finished file: {error}", file=path, remedy="submit it when it is") from error
     except FaultError as error:

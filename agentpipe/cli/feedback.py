@@ -1,0 +1,251 @@
+"""``agentpipe feedback``: taking in what production says, looking after what could not be taken, labelling."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentpipe.cli import labelling
+from agentpipe.cli.options import Home, Json
+from agentpipe.cli.output import print_json, reporting, say
+
+if TYPE_CHECKING:
+    from agentpipe.feedback.intake import Intake
+    from agentpipe.feedback.rules import Rules
+    from agentpipe.settings import Settings
+
+app = typer.Typer(
+    name="feedback", help="Decisions and labels of production: take in, look after, label.", no_args_is_help=True
+)
+LateDays = Annotated[
+    int | None,
+    typer.Option("--late-days", min=0, help="Days after which a row is too late.", show_default="feedback.late_days"),
+]
+Reason = Annotated[str | None, typer.Option("--reason", help="Only with this reason, such as late.")]
+
+
+@app.callback()
+def group() -> None:
+    """Decisions and labels of production: take in, look after, label."""
+
+
+@app.command()
+def submit(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="JSONL, CSV or Parquet files.")],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Copies files into the inbox, durably; what cannot be read is refused at once, before anything is copied."""
+    with reporting(as_json):
+        from agentpipe.feedback.inbox import submit as put
+
+        settings = _settings(home)
+        for file in files:
+            put(file, None)
+        placed = [put(file, inbox_of(settings)) for file in files]
+        if as_json:
+            print_json({"ok": True, "files": [str(path) for path in placed]})
+            return
+        for path in placed:
+            typer.echo(f"{path}: waits for the next intake (agentpipe feedback take)")
+
+
+@app.command()
+def take(late_days: LateDays = None, home: Home = None, as_json: Json = False) -> None:
+    """Takes in what lies in the inbox, and what the Redis stream has where REDIS_URL is set."""
+    with reporting(as_json):
+        settings = _settings(home)
+        done = take_now(settings, late_days)
+        if as_json:
+            print_json({"ok": True, **{name: intake.to_json() for name, intake in done.items()}})
+            return
+        for name, intake in done.items():
+            _print_intake(name, intake)
+
+
+@app.command()
+def status(
+    limit: Annotated[int, typer.Option("--limit", min=1, help="The newest so many days.")] = 14,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Shows the newest days, what waits in the inbox, and what is in quarantine."""
+    with reporting(as_json):
+        from agentpipe.feedback.store import day_state, days, quarantine_counts
+
+        settings = _settings(home)
+        store = store_of(settings)
+        states = [day_state(store, day) for day in days(store)[-limit:]]
+        waiting, counts = _inbox_files(settings), quarantine_counts(store)
+        if as_json:
+            listed = [{**vars(state), "unlabelled": state.unlabelled} for state in states]
+            print_json({"ok": True, "days": listed, "inbox": waiting, "quarantine": counts})
+            return
+        columns = ("day", "decisions", "labelled", "labels", "trainable", "superseded", "orphans", "verdicts")
+        rows = [
+            (
+                state.day,
+                *(f"{getattr(state, name):,}" for name in columns[1:-1]),
+                ", ".join(f"{name} {count:,}" for name, count in state.verdicts.items()) or "–",
+            )
+            for state in states
+        ]
+        labelling.print_table(columns, rows, flush_left=("day", "verdicts"))
+        typer.echo(f"inbox: {len(waiting):,} file(s)" + (f", such as {waiting[0]}" if waiting else ""))
+        typer.echo(f"quarantine: {_counts(counts) or 'nothing'}")
+
+
+@app.command()
+def quarantine(
+    reason: Reason = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 20,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Lists rows and files that were not taken: why, and where they stand."""
+    with reporting(as_json):
+        from agentpipe.feedback.store import quarantine_counts, quarantined
+
+        store = store_of(_settings(home))
+        counts, rows = quarantine_counts(store), quarantined(store, reason=reason, limit=limit)
+        if as_json:
+            print_json({"ok": True, "counts": counts, "rows": [row.to_json() for row in rows]})
+            return
+        for row in rows:
+            place = row.file if row.line == 0 else f"{row.file}:{row.line}"
+            typer.echo(f"{row.number:>6}  {row.reason:<22}  {place}  {row.detail}")
+        typer.echo(f"in quarantine: {_counts(counts) or 'nothing'}")
+
+
+@app.command()
+def retry(
+    reason: Reason = None,
+    numbers: Annotated[list[int] | None, typer.Option("--id", help="Only this row, by its number; repeatable.")] = None,
+    late_days: LateDays = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Judges rows in quarantine again, as they would be judged today; the valid ones go to their day."""
+    with reporting(as_json):
+        from agentpipe.feedback.retry import retry as again
+        from agentpipe.storage import home_lock
+
+        settings = _settings(home)
+        rules = _rules(settings, late_days)
+        with home_lock(settings.home, "agentpipe feedback retry"):
+            done = again(store_of(settings), rules, reason=reason, numbers=set(numbers or ()))
+        if as_json:
+            print_json({"ok": True, "rows_taken": done.rows_taken, "still_quarantined": done.quarantined})
+            return
+        left = _counts(done.quarantined)
+        typer.echo(f"{done.rows_taken:,} rows taken" + (f"; still in quarantine: {left}" if left else ""))
+
+
+@app.command()
+def label(
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many decisions.")] = 20,
+    day: Annotated[
+        str | None, typer.Option("--day", help="Only decisions of this UTC day, such as 2026-03-29.")
+    ] = None,
+    sheet: Annotated[Path | None, typer.Option("--csv", help="Write them to this CSV file, to be filled in.")] = None,
+    answers: Annotated[Path | None, typer.Option("--answers", help="Take the answers from this CSV file.")] = None,
+    annotator: Annotated[
+        str | None, typer.Option("--annotator", help="Who answers.", show_default="the user's name")
+    ] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Lists unlabelled decisions, worst first: failed results, then the least probable actions.
+
+    On a terminal it asks for them one by one. Answers go the same way as dropped files, and are taken in at once where
+    nobody else holds the home.
+    """
+    with reporting(as_json):
+        settings = _settings(home)
+        work = labelling.Work(store_of(settings), inbox_of(settings), lambda: take_now(settings, None))
+        if answers is not None:
+            labelling.take_answers(work, labelling.read_answers(answers, annotator), as_json)
+            return
+        rows = labelling.find(work, limit, day)
+        if sheet is not None:
+            labelling.write_sheet(sheet, rows, as_json)
+        elif as_json:
+            print_json({"ok": True, "decisions": [row.to_json() for row in rows]})
+        elif labelling.on_terminal() and rows:
+            labelling.take_answers(work, labelling.ask(rows, annotator), as_json)
+        else:
+            labelling.print_rows(rows)
+
+
+# --------------------------------------------------------------------------------------------------- inside
+
+
+def inbox_of(settings: Settings) -> Path:
+    """Where files are dropped."""
+    return settings.home / "feedback" / "inbox"
+
+
+def store_of(settings: Settings) -> Path:
+    """Where rows lie."""
+    return settings.home / "feedback" / "store"
+
+
+def take_now(settings: Settings, late_days: int | None) -> dict[str, Intake]:
+    """One intake of the inbox, and of the stream where there is one, under the home's lock."""
+    from agentpipe.feedback.intake import take as take_files
+    from agentpipe.feedback.stream import FeedbackStream, take_stream
+    from agentpipe.storage import home_lock
+
+    rules = _rules(settings, late_days)
+    with home_lock(settings.home, "agentpipe feedback take"):
+        done = {"inbox": take_files(inbox_of(settings), store_of(settings), rules)}
+        if settings.redis_url is not None:
+            url, options = settings.redis_url.get_secret_value(), settings.feedback
+            done["stream"] = take_stream(FeedbackStream(url, options.stream, options.group), store_of(settings), rules)
+    return done
+
+
+def _settings(home: Path | None) -> Settings:
+    from agentpipe.settings import load_settings
+    from agentpipe.storage import check_home_format
+
+    settings = load_settings(home=home)
+    check_home_format(settings.home)
+    return settings
+
+
+def _rules(settings: Settings, late_days: int | None) -> Rules:
+    from agentpipe.feedback.intake import rules_for
+
+    days = settings.feedback.late_days if late_days is None else late_days
+    return rules_for(now=dt.datetime.now(dt.UTC), late_days=days)
+
+
+def _inbox_files(settings: Settings) -> list[str]:
+    from agentpipe.feedback.inbox import listing
+
+    inbox = inbox_of(settings)
+    return [path.name for path in listing(inbox)] if inbox.is_dir() else []
+
+
+def _print_intake(name: str, intake: Intake) -> None:
+    counts: Sequence[tuple[str, Any]] = (
+        ("files", len(intake.files_taken)),
+        ("rows", intake.rows_taken),
+        ("rows taken before", intake.rows_already),
+    )
+    typer.echo(f"{name}: " + ", ".join(f"{count:,} {what}" for what, count in counts if count or what == "rows"))
+    for file, why in intake.files_waiting.items():
+        say(f"waits: {file}: {why}")
+    for file, why in intake.files_refused.items():
+        say(f"refused: {file}: {why}")
+    if intake.quarantined:
+        typer.echo(f"quarantined: {_counts(intake.quarantined)} (agentpipe feedback quarantine)")
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count:,}" for reason, count in counts.items())

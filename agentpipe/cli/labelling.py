@@ -1,0 +1,168 @@
+"""What ``agentpipe feedback label`` shows and asks."""
+
+from __future__ import annotations
+
+import datetime as dt
+import getpass
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import typer
+
+from agentpipe.cli.output import print_json, say
+from agentpipe.errors import InputError, LockHeldError
+
+if TYPE_CHECKING:
+    from agentpipe.feedback.review import Answer, Unlabelled
+
+_VERDICTS = {"c": "correct", "w": "wrong", "n": "needs_improvement"}
+_ERRORS = {"p": "perception", "l": "planning", "e": "execution", "": None}
+
+
+class Work(NamedTuple):
+    """Where labels come from and go to, and how what lies in the inbox is taken in."""
+
+    store: Path
+    inbox: Path
+    take: Callable[[], object]
+
+
+def on_terminal() -> bool:
+    """True where a person can be asked."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def find(work: Work, limit: int, day: str | None) -> list[Unlabelled]:
+    """Unlabelled decisions, worst first."""
+    from agentpipe.feedback.review import worst_first
+
+    try:
+        chosen = None if day is None else [dt.date.fromisoformat(day)]
+    except ValueError as error:
+        raise InputError(f"not a day: {day!r}", field="day", remedy="write it as 2026-03-29") from error
+    return worst_first(work.store, limit=limit, of_days=chosen)
+
+
+def write_sheet(path: Path, rows: Sequence[Unlabelled], as_json: bool) -> None:
+    """The decisions as a CSV file to be filled in."""
+    from agentpipe.feedback.review import write_sheet as write
+
+    write(path, rows)
+    if as_json:
+        print_json({"ok": True, "file": str(path), "decisions": len(rows)})
+    else:
+        typer.echo(f"{path}: {len(rows):,} decisions; fill in, then agentpipe feedback label --answers {path}")
+
+
+def read_answers(path: Path, annotator: str | None) -> list[Answer]:
+    """The answers in a CSV file."""
+    from agentpipe.feedback.review import read_sheet
+
+    return read_sheet(path, annotator or user())
+
+
+def take_answers(work: Work, answers: Sequence[Answer], as_json: bool) -> None:
+    """Answers become a file in the inbox, which is taken in at once where the home is free."""
+    from agentpipe.feedback.review import drop_answers
+
+    dropped = drop_answers(work.store, work.inbox, answers, dt.datetime.now(dt.UTC))
+    taken = dropped.file is not None
+    if dropped.file is not None:
+        try:
+            work.take()
+        except LockHeldError as error:
+            taken = False
+            say(f"{error.message}: the next intake takes the labels")
+    if as_json:
+        print_json({"ok": True, "labels": dropped.labels, "already": dropped.already, "taken": taken})
+    else:
+        typer.echo(f"{dropped.labels:,} labels, {dropped.already:,} said before")
+
+
+def user() -> str:
+    """Who is at the terminal; empty where the system does not know."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return ""
+
+
+def print_rows(rows: Sequence[Unlabelled]) -> None:
+    """The decisions as a table."""
+    from agentpipe.feedback.review import action_name
+
+    columns = ("decision", "time", "line", "policy", "action", "probability", "result")
+    lines = [
+        (
+            row.decision_id,
+            f"{row.time:%Y-%m-%d %H:%M:%S}",
+            row.line_id,
+            row.policy_version[:16],
+            action_name(row.action),
+            f"{row.probability:.3f}",
+            row.result or "–",
+        )
+        for row in rows
+    ]
+    print_table(columns, lines, flush_left=tuple(name for name in columns if name != "probability"))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], flush_left: Sequence[str]) -> None:
+    """Plain columns; nothing is wrapped or cut, whatever reads it."""
+    lines = [columns, *rows]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+    for line in lines:
+        cells = [
+            text.ljust(width) if name in flush_left else text.rjust(width)
+            for name, text, width in zip(columns, line, widths, strict=True)
+        ]
+        typer.echo("  ".join(cells).rstrip())
+
+
+def ask(rows: Sequence[Unlabelled], annotator: str | None) -> list[Answer]:
+    """Asks for one decision after the other; ``q`` ends it and keeps the answers so far."""
+    from agentpipe.feedback.review import Answer, action_name, check_annotator
+
+    who = check_annotator(annotator or user())
+    answers: list[Answer] = []
+    for number, row in enumerate(rows, 1):
+        typer.echo(
+            f"\n{number} of {len(rows)}: {row.decision_id}  {row.time:%Y-%m-%d %H:%M:%S} UTC  line {row.line_id}"
+        )
+        typer.echo(
+            f"  {action_name(row.action)} with probability {row.probability:.3f}, result {row.result or 'unknown'}"
+        )
+        verdict = _choose("correct, wrong, needs improvement, skip, quit [c/w/n/s/q]", {*_VERDICTS, "s", "q"}, "s")
+        if verdict == "q":
+            break
+        if verdict == "s":
+            continue
+        error, corrected = None, None
+        if verdict != "c":
+            error = _ERRORS[_choose("fault: perception, planning, execution, none [p/l/e/]", set(_ERRORS), "")]
+            corrected = _action()
+        confidence = typer.prompt("confidence", default=1.0, type=float)
+        while not 0 < confidence <= 1:
+            confidence = typer.prompt("confidence, above 0 and at most 1", default=1.0, type=float)
+        answers.append(Answer(row.decision_id, _VERDICTS[verdict], error, confidence, who, corrected))
+    return answers
+
+
+def _choose(question: str, allowed: set[str], default: str) -> str:
+    while True:
+        given = typer.prompt(question, default=default, show_default=False).strip().lower()
+        if given in allowed:
+            return str(given)
+
+
+def _action() -> int | None:
+    from agentpipe.feedback.review import action_number
+
+    while True:
+        given = typer.prompt("better action, by name or number (empty: not known)", default="", show_default=False)
+        number = action_number(given.strip())
+        if number is not None or not given.strip():
+            return number
+        typer.echo("  no such action; names are measure_0, declare_machine_3, depth_replace, close, ...")

@@ -1,0 +1,185 @@
+"""``agentpipe feedback``: what an engineer does with files, quarantine and labels."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from agentpipe.cli import labelling
+from agentpipe.cli.main import app
+from agentpipe.environments.datafiles import data_dir
+from agentpipe.storage import home_lock
+from agentpipe_tests.redis_server import redis_server
+
+SAMPLE = data_dir() / "feedback_sample.jsonl"
+MANY = "10000"
+COMMANDS = ("submit", "take", "status", "quarantine", "retry", "label")
+
+
+@pytest.fixture
+def feedback(tmp_path):
+    def run(*arguments, ok=True, given=None):
+        command = ["feedback", *arguments, "--home", str(tmp_path / "home")]
+        result = CliRunner().invoke(app, command, input=given)
+        assert (result.exit_code == 0) == ok, result.output
+        return json.loads(result.stdout) if "--json" in arguments else result.stdout
+
+    run.inbox = tmp_path / "home" / "feedback" / "inbox"
+    return run
+
+
+@pytest.fixture
+def taken(feedback):
+    feedback("submit", str(SAMPLE))
+    feedback("take", "--late-days", MANY)
+    return feedback
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_and_takes_home_and_json(command):
+    result = CliRunner().invoke(app, ["feedback", command, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "--home" in result.stdout
+    assert "--json" in result.stdout
+
+
+def test_a_file_is_submitted_taken_and_shown(feedback):
+    before = feedback("status", "--json")
+    assert before == {"ok": True, "days": [], "inbox": [], "quarantine": {}}
+    (placed,) = feedback("submit", str(SAMPLE), "--json")["files"]
+    assert feedback("status", "--json")["inbox"] == ["feedback_sample.jsonl"] == [placed.rpartition("/")[2]]
+    done = feedback("take", "--late-days", MANY, "--json")
+    assert (done["inbox"]["rows_taken"], done["inbox"]["quarantined"]) == (36, {})
+    state = feedback("status", "--json")
+    assert [(day["day"], day["decisions"], day["trainable"]) for day in state["days"]] == [
+        ("2026-01-05", 24, 0),
+        ("2026-01-06", 0, 12),
+    ]
+    text = feedback("status")
+    assert "2026-01-05" in text
+    assert "quarantine: nothing" in text
+    assert "0 rows" in feedback("take")
+
+
+def test_a_file_submitted_twice_is_taken_once(feedback):
+    feedback("submit", str(SAMPLE), str(SAMPLE))
+    done = feedback("take", "--late-days", MANY, "--json")["inbox"]
+    assert (len(done["files_taken"]), done["rows_taken"], done["rows_already"]) == (2, 36, 36)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.txt", b"x", "nothing reads"),
+        ("a.parquet", b"no parquet, not at all", "not_parquet"),
+        ("a.csv", b"a,b\n", "no_header"),
+        ("a.jsonl", b"{", "not a finished file"),
+        ("a.jsonl", b"", "not a finished file"),
+        ("missing.csv", None, "unreadable"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_before_anything_is_copied(feedback, tmp_path, name, data, message):
+    path = tmp_path / name
+    if data is not None:
+        path.write_bytes(data)
+    error = feedback("submit", str(SAMPLE), str(path), "--json", ok=False)["error"]
+    assert error["type"] == "FeedbackError"
+    assert message in error["message"]
+    assert not feedback.inbox.exists()
+
+
+def test_a_table_without_a_last_line_end_is_complete_when_somebody_says_so(feedback, tmp_path):
+    (tmp_path / "a.csv").write_text(
+        "kind,label_id,decision_id,time,verdict,annotator\nlabel,l1,d1,2026-01-05T00:00:00Z,wrong,kim"
+    )
+    feedback("submit", str(tmp_path / "a.csv"))
+    assert feedback("take", "--late-days", MANY, "--json")["inbox"]["rows_taken"] == 1
+
+
+def test_late_rows_are_in_quarantine_until_they_are_judged_with_more_days(feedback):
+    feedback("submit", str(SAMPLE))
+    assert "late 36" in feedback("take", "--late-days", "3")
+    listed = feedback("quarantine", "--limit", "2", "--json")
+    assert listed["counts"] == {"late": 36}
+    assert [(row["line"], row["file"]) for row in listed["rows"]] == [(1, SAMPLE.name), (3, SAMPLE.name)]
+    assert json.loads(listed["rows"][0]["raw"])["decision_id"] == "sample-0-0"
+    number = listed["rows"][0]["number"]
+    assert f"{SAMPLE.name}:1" in feedback("quarantine", "--reason", "late")
+    assert feedback("retry", "--late-days", "3", "--json")["still_quarantined"] == {"late": 36}
+    assert feedback("retry", "--late-days", MANY, "--id", str(number), "--json")["rows_taken"] == 1
+    assert "35 rows taken" in feedback("retry", "--late-days", MANY, "--reason", "late")
+    assert "nothing" in feedback("quarantine")
+
+
+def test_a_held_home_is_said_and_nothing_is_taken(feedback, tmp_path):
+    feedback("submit", str(SAMPLE))
+    with home_lock(tmp_path / "home", "a test"):
+        assert feedback("take", "--json", ok=False)["error"]["type"] == "LockHeldError"
+        assert feedback("status", "--json")["days"] == []
+
+
+def test_labels_are_asked_for_as_a_sheet_and_taken_once(taken, tmp_path):
+    sheet = tmp_path / "sheet.csv"
+    assert taken("label", "--csv", str(sheet), "--limit", "3", "--json")["decisions"] == 3
+    lines = sheet.read_text().splitlines()
+    filled = lines[1].rsplit(",", 5)[0] + ",wrong,planning,0.5,,close"
+    sheet.write_text("\n".join([lines[0], filled, *lines[2:]]))
+    answers = ("label", "--answers", str(sheet), "--annotator", "kim", "--json")
+    assert taken(*answers) == {"ok": True, "labels": 1, "already": 0, "taken": True}
+    assert taken(*answers) == {"ok": True, "labels": 0, "already": 1, "taken": False}
+    identifier = lines[1].split(",")[0]
+    left = taken("label", "--limit", "100", "--json")["decisions"]
+    assert len(left) == 11
+    assert identifier not in {row["decision_id"] for row in left}
+
+
+def test_answers_wait_in_the_inbox_while_the_home_is_held(taken, tmp_path):
+    (decision, *_) = taken("label", "--json")["decisions"]
+    sheet = tmp_path / "sheet.csv"
+    sheet.write_text(f"decision_id,verdict\n{decision['decision_id']},correct\n")
+    with home_lock(tmp_path / "home", "a test"):
+        assert taken("label", "--answers", str(sheet), "--annotator", "kim", "--json")["taken"] is False
+    assert taken("take", "--json")["inbox"]["rows_taken"] == 1
+
+
+def test_the_list_is_a_table_without_a_terminal_and_days_are_checked(taken):
+    assert "sample-" in taken("label", "--limit", "2")
+    assert len(taken("label", "--day", "2026-01-05", "--limit", "99", "--json")["decisions"]) == 12
+    assert taken("label", "--day", "soon", "--json", ok=False)["error"]["where"] == {"field": "day"}
+
+
+def test_on_a_terminal_one_decision_after_the_other_is_asked_for(taken, monkeypatch):
+    monkeypatch.setattr(labelling, "on_terminal", lambda: True)
+    answers = ["x", "w", "l", "fly", "close", "2", "0.5", "s", "c", "", "n", "", "", "0.9", "q"]
+    text = taken("label", "--annotator", "kim", given="\n".join(answers) + "\n")
+    assert "3 labels, 0 said before" in text
+    days = taken("status", "--json")["days"]
+    assert days[-1]["verdicts"] == {"correct": 1, "needs_improvement": 1, "wrong": 1}
+    assert days[-1]["error_types"] == {"planning": 1}
+
+
+def test_an_annotator_is_one_word(taken, monkeypatch):
+    monkeypatch.setattr(labelling, "on_terminal", lambda: True)
+    taken("label", "--annotator", "kim lee", given="q\n", ok=False)
+
+
+@pytest.mark.redis
+def test_take_reads_the_stream_where_there_is_one(feedback, monkeypatch):
+    import redis
+
+    with redis_server(own=True) as server:
+        monkeypatch.setenv("REDIS_URL", server.url)
+        client = redis.Redis.from_url(server.url)
+        for line in SAMPLE.read_bytes().splitlines():
+            client.xadd("agentpipe:feedback", {"row": line})
+        client.close()
+        done = feedback("take", "--late-days", MANY, "--json")
+        assert done["stream"]["rows_taken"] == 36
+        assert done["inbox"]["rows_taken"] == 0
+    shutil.copy(SAMPLE, feedback.inbox)
+    error = feedback("take", "--late-days", MANY, "--json", ok=False)["error"]
+    assert error["type"] == "RedisServerError"
+    assert server.url not in json.dumps(error)
