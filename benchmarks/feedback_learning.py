@@ -3,7 +3,7 @@
 *A planted weakness.* A trained policy is made to misjudge one fault mode (by fine-tuning on wrong corrections), plays
 production on training lines under a seed of its own, and an annotator who learns the truth later labels at most 2,000
 decisions of one day, worst first. Fine-tuning on them is judged on held-out lines, mode and rest apart; the negative
-control learns from the same labels with their corrections shuffled.
+control learns from the same labels with their corrections shuffled, with the looks at validation and without.
 
 *Nights.* Retraining after retraining, each from the policy of the night before, with nothing new to learn: KL to the
 parent on reference observations, and success on held-out lines; with the anchor and without.
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
     Tell = Callable[[str], None]
 
-TYPED, UNTYPED, SHUFFLED = "error types named", "no error types", "corrections shuffled"
+TYPED, UNTYPED = "labels with error types", "labels without"
+SHUFFLED, UNGUARDED = "shuffled corrections", "shuffled corrections, no look at validation"
 
 
 @dataclass(frozen=True)
@@ -196,20 +197,21 @@ def weakness(bench: Bench, seed: int, folder: Path) -> list[dict[str, Any]]:
 
     row("before planting", bench.policy)
     row("planted", weak)
-    for name, labels in ((TYPED, typed), (UNTYPED, untyped), (SHUFFLED, shuffled(untyped, seed))):
+    mixed = shuffled(untyped, seed)
+    for name, labels in ((TYPED, typed), (UNTYPED, untyped), (SHUFFLED, mixed), (UNGUARDED, mixed)):
         began = time.monotonic()
         made = fine_tune(
             weak,
             labels,
             recorded=[shard],
             options=default_options(bench.threads),
-            directory=folder / name.replace(" ", "-"),
-            validate=bench.scene.validate,
+            directory=folder / "tuned",
+            validate=None if name == UNGUARDED else bench.scene.validate,
             seed=seed,
             threads=bench.threads,
         )
         trained = isinstance(made, FineTuned)
-        more = {"labels": len(labels), "wrong": int((labels.verdict == 1).sum()), "kept": trained}
+        more: dict[str, Any] = {"labels": len(labels), "wrong": int((labels.verdict == 1).sum()), "kept": trained}
         package = made.package if isinstance(made, FineTuned) else weak
         row(name, package, **more, seconds=round(time.monotonic() - began, 1))
     return rows
@@ -292,7 +294,8 @@ def section(content: dict[str, Any]) -> str:
             base = {row["seed"]: row["on_rest"] for row in rows if row["name"] == "planted"}
             closed = _with_interval(gap_closed(rows, name), "{:.0%}")
             rest = _with_interval([100 * (row["on_rest"] - base[row["seed"]]) for row in mine], "{:+.2f}")
-        parts.append(f"| {name} | {each} | {closed} | {rest} |")
+        refused = "; refused for forgetting" if not all(row.get("kept", True) for row in mine) else ""
+        parts.append(f"| {name}{refused} | {each} | {closed} | {rest} |")
     parts += ["", *_nights_table(content["nights"], sizes)]
     return "\n".join(parts)
 

@@ -127,13 +127,21 @@ def as_labels(
 
 
 def shuffled(labelled: LabelledDecisions, seed: int) -> LabelledDecisions:
-    """The negative control: each wrong decision gets the correction of another one that its mask allows."""
+    """The negative control: a correction becomes another legal answer to the same question, each as likely.
+
+    A permutation of the corrections would not do: most corrections of a weak mode are that mode, so that most decisions
+    would keep theirs.
+    """
+    from agentpipe.environments.layout import A_DEPTH, A_MACHINE, A_MODE, A_REJECT, A_SEVERITY, ACTION_COUNT
+
+    question = np.searchsorted([A_MACHINE, A_MODE, A_SEVERITY, A_DEPTH, A_REJECT], np.arange(ACTION_COUNT), "right")
     generator = np.random.default_rng(seed)
-    corrected, wrong = labelled.corrected_action.copy(), np.flatnonzero(labelled.corrected_action >= 0)
-    pool = corrected[wrong]
-    for row in wrong:
-        legal = pool[labelled.mask[row, pool]]
-        corrected[row] = generator.choice(legal)
+    corrected = labelled.corrected_action.copy()
+    for row in np.flatnonzero(corrected >= 0):
+        others = labelled.mask[row] & (question == question[corrected[row]])
+        others[[corrected[row], labelled.action[row]]] = False
+        if others.any():
+            corrected[row] = generator.choice(np.flatnonzero(others))
     return dataclasses.replace(labelled, corrected_action=corrected)
 
 

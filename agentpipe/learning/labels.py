@@ -18,8 +18,9 @@ mask). Where nothing but a is legal there is nothing to move to: the row weighs 
 
 The error type of a decision that was not correct says where its gradient may go:
 
-    perception    the encoder alone: embedding, its projection, first layer
-    planning      the actor and the critic behind the encoder: hidden layers and heads
+    perception    the encoder alone: all that actor and critic have in common (embedding, its projection, first layer,
+                  and the hidden layers of a shared trunk)
+    planning      the actor and the critic behind the encoder: hidden layers of their own, and heads
     execution     the weights and biases of the logits of the execute segment's actions, nothing else
     none          everything
 
@@ -276,8 +277,7 @@ def _execute_logits(network: PolicyNetwork, hidden: Tensor, mask: Tensor, execut
 def critic_loss(network: PolicyNetwork, batch: Lessons, rehearsed: Batch, rows: Tensor, value_weight: float) -> Tensor:
     """What planning errors add to the critic's loss on the rehearsed steps ``rows``; see the module.
 
-    Its backward pass reaches the critic behind the encoder alone (with a shared trunk that is the trunk behind the
-    encoder, and the critic's head).
+    Its backward pass reaches the critic behind the encoder alone (with a shared trunk that is the critic's head).
     """
     planning = (batch.route == PLANNING).float() * batch.weight
     emphasis = torch.zeros(int(max(batch.segment.max(), rehearsed.segment[rows].max())) + 1)

@@ -89,21 +89,35 @@ class PolicyNetwork(nn.Module):
         return logits, self.critic_head(critic).squeeze(-1)
 
     def fuse(self, encoded: Tensor, last_action: Tensor) -> Tensor:
-        """The encoder: first hidden activations f32[N, trunks x width] of encoded input and last action."""
+        """The encoder: all that actor and critic have in common, from encoded input and last action.
+
+        Returns:
+            With a shared trunk its last activations f32[N, width]; else the first ones of both trunks, side by side.
+        """
         # Equal to concatenating the embedding to the input, at the price of a table look-up.
         table = self.projection(self.embedding.weight)
-        return self._activate(self.first(encoded) + table[last_action])
+        hidden = self._activate(self.first(encoded) + table[last_action])
+        if self.options.shared_trunk:
+            for layer in self.actor_hidden:
+                hidden = self._activate(layer(hidden))
+        return hidden
 
     def branches(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the two heads look at, f32[N, width] each (the same where the trunk is shared), of the encoder's."""
+        """What actor's and critic's heads look at, f32[N, width] each, from what :meth:`fuse` gives."""
+        if self.options.shared_trunk:
+            return hidden, hidden
         width = self.options.hidden[0]
-        actor = hidden if self.options.shared_trunk else hidden[:, :width]
+        actor, critic = hidden[:, :width], hidden[:, width:]
         for layer in self.actor_hidden:
             actor = self._activate(layer(actor))
-        critic = actor if self.options.shared_trunk else hidden[:, width:]
         for layer in self.critic_hidden:
             critic = self._activate(layer(critic))
         return actor, critic
+
+    def in_encoder(self, name: str) -> bool:
+        """Whether the parameter ``name`` belongs to the encoder."""
+        shared = ("embedding.", "projection.", "first.", *(("actor_hidden.",) if self.options.shared_trunk else ()))
+        return name.startswith(shared)
 
     def forward(
         self, observation: Tensor, last_action: Tensor, time: Tensor, mask: Tensor

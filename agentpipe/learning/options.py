@@ -226,7 +226,7 @@ class FineTuningOptions:
     """labelled decisions of one gradient step"""
     rehearsal: float = 4.0
     """recorded steps of one gradient step for each labelled decision"""
-    kl_weight: float = 0.5
+    kl_weight: float = 1.0
     """weight of KL(champion || policy) over the rehearsed steps"""
     surrogate_weight: float = 1.0
     """weight of the policy gradient of the rehearsed steps (V-trace advantages)"""
