@@ -7,8 +7,9 @@ champion, in every cell, and are what training draws from.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from agentpipe.errors import CorruptError, EvaluationError
 from agentpipe.experience.store import checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
     import pyarrow as pa
@@ -75,13 +76,58 @@ def recorded_observations(
     return Observations(np.concatenate(values), np.concatenate(groups))
 
 
-def decided_observations(decisions: pa.Table, size: int) -> Observations:
-    """Observations f32[n, size] and lines [n] of a table with columns ``observation`` and ``line_id``.
+def decided_observations(decisions: Iterable[pa.Table], size: int, *, rows: int = 100_000, seed: int) -> Observations:
+    """At most ``rows`` observations f32[n, size] of decisions, and their lines, in an order that is no one's.
+
+    Each decision has a number, the hash of its id and ``seed``; the least are kept. So the same decisions give the same
+    sample in whatever tables and order they come, and not much more than twice the sample is held.
+
+    Args:
+        decisions: Tables with columns ``decision_id``, ``line_id`` and ``observation``, as
+            :func:`~agentpipe.feedback.store.decisions_of` gives them.
+        size: Features of an observation.
+        rows: Most rows.
+        seed: Of the sample.
 
     Raises:
-        EvaluationError: a row without an observation, or with one of another size.
+        EvaluationError: fewer than one row asked for, or an observation of another size.
     """
-    column = decisions.column("observation").combine_chunks()
+    if rows < 1:
+        raise EvaluationError(f"cannot draw {rows} observations")
+    key = seed.to_bytes(16, "little", signed=True)
+    kept = [_Drawn(np.empty(0, np.uint64), np.empty((0, size), np.float32), np.empty(0, object))]
+    for table in decisions:
+        numbers = np.array([_hash(name, key) for name in table.column("decision_id").to_pylist()], dtype=np.uint64)
+        first = kept[0].numbers
+        keep = np.flatnonzero(numbers < first[-1]) if first.size == rows else np.arange(numbers.size)
+        chosen = table.take(keep)
+        values = _matrix(chosen.column("observation"), size)
+        kept.append(_Drawn(numbers[keep], values, chosen.column("line_id").to_numpy()))
+        if sum(part.numbers.size for part in kept) > 2 * rows:
+            kept = [_least(kept, rows)]
+    drawn = _least(kept, rows)
+    return Observations(drawn.values, drawn.lines)
+
+
+class _Drawn(NamedTuple):
+    numbers: npt.NDArray[np.uint64]
+    values: npt.NDArray[np.float32]
+    lines: npt.NDArray[np.object_]
+
+
+def _least(parts: list[_Drawn], rows: int) -> _Drawn:
+    """The ``rows`` least numbers of all parts, ascending."""
+    numbers, values, lines = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(numbers, kind="stable")[:rows]
+    return _Drawn(numbers[order], values[order], lines[order])
+
+
+def _hash(name: str, key: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, key=key).digest(), "little")
+
+
+def _matrix(observations: pa.ChunkedArray, size: int) -> npt.NDArray[np.float32]:
+    column = observations.combine_chunks()
     lengths = column.value_lengths().to_numpy(zero_copy_only=False)
     wrong = np.flatnonzero(lengths != size)  # a missing list has length NaN
     if wrong.size:
@@ -89,4 +135,5 @@ def decided_observations(decisions: pa.Table, size: int) -> Observations:
         message = f"an observation has {lengths[wrong[0]]:g} features instead of {size}"
         raise EvaluationError(message, row=int(wrong[0]), remedy=remedy)
     flat = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
-    return Observations(flat.reshape(len(column), size), decisions.column("line_id").to_numpy())
+    matrix: npt.NDArray[np.float32] = flat.reshape(len(column), size)
+    return matrix

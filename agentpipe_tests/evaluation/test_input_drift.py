@@ -285,21 +285,43 @@ def test_a_damaged_record_is_not_compared(tmp_path):
         recorded_observations([damaged], {}, seed=1)
 
 
-def test_decided_observations_come_out_of_a_table():
-    columns = {
-        "observation": pa.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], pa.list_(pa.float32())),
-        "line_id": ["b", "a", "b"],
-    }
-    table = pa.table(columns)
-    found = decided_observations(pa.concat_tables([table, table]).slice(1, 3), 2)
-    np.testing.assert_array_equal(found.values, np.array([[3, 4], [5, 6], [1, 2]], np.float32))
-    assert found.groups.tolist() == ["a", "b", "b"]
-    assert decided_observations(table.slice(0, 0), 2).values.shape == (0, 2)
+def decided(rows):
+    """From (id, line, observation)."""
+    ids, lines_, values = zip(*rows, strict=True) if rows else ((), (), ())
+    return pa.table(
+        {
+            "decision_id": pa.array(ids, pa.string()),
+            "line_id": pa.array(lines_, pa.string()),
+            "observation": pa.array(values, pa.list_(pa.float32())),
+        }
+    )
+
+
+def test_decided_observations_come_out_of_tables():
+    table = decided([("a", "l2", [1.0, 2.0]), ("b", "l1", [3.0, 4.0]), ("c", "l2", [5.0, 6.0])])
+    found = decided_observations([table.slice(1, 2), decided([]), table.slice(0, 1)], 2, seed=0)
+    pairs = {(line, *row.tolist()) for line, row in zip(found.groups, found.values, strict=True)}
+    assert pairs == {("l2", 1.0, 2.0), ("l1", 3.0, 4.0), ("l2", 5.0, 6.0)}
+    assert decided_observations([], 2, seed=0).values.shape == (0, 2)
     with pytest.raises(EvaluationError, match="2 features instead of 3"):
-        decided_observations(table, 3)
-    missing = pa.table({**columns, "observation": pa.array([[1.0, 2.0], None, [5.0, 6.0]], pa.list_(pa.float32()))})
-    with pytest.raises(EvaluationError, match="row 1"):
-        decided_observations(missing, 2)
+        decided_observations([table], 3, seed=0)
+    with pytest.raises(EvaluationError, match="instead of 2"):
+        decided_observations([decided([("a", "l", [1.0, 2.0]), ("b", "l", None)])], 2, seed=0)
+    with pytest.raises(EvaluationError, match="cannot draw"):
+        decided_observations([table], 2, rows=0, seed=0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(12)), st.integers(1, 14), st.integers(1, 6))
+def test_the_sample_of_decisions_depends_on_no_order(order, rows, at_once):
+    everything = [(f"d{number}", f"l{number % 3}", [float(number)]) for number in range(12)]
+    mixed = decided([everything[number] for number in order])
+    batches = [mixed.slice(start, at_once) for start in range(0, 12, at_once)]
+    found = decided_observations(batches, 1, rows=rows, seed=7)
+    expected = decided_observations([decided(everything)], 1, rows=rows, seed=7)
+    np.testing.assert_array_equal(found.values, expected.values)
+    np.testing.assert_array_equal(found.groups, expected.groups)
+    assert len(found.values) == min(rows, 12)
 
 
 # Text from outside -------------------------------------------------------------------------------------------------
