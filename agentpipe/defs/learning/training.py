@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from agentpipe.defs.scene import scene
 from agentpipe.defs.steps import Step
 from agentpipe.environments.parameters import CELLS
 from agentpipe.errors import LearningError
+from agentpipe.storage import digest_bytes
 
 if TYPE_CHECKING:
     from agentpipe.experience.store.shard import Shard
@@ -88,12 +90,18 @@ def _near_champion(work: Step, day: dt.date, current: Champion) -> Made:
     from agentpipe.learning.package import PolicyPackage
 
     initial = PolicyPackage.load(work.workspace.root / current.package)
-    options = retraining_options(work.workspace.settings)
+    options = dataclasses.replace(retraining_options(work.workspace.settings), seed=_own_seed(work))
     trained = _train(work, work.folder / "retraining", initial.statistics, options, current, initial)
     tuned = _tune(work, day, trained.package, current)
     if isinstance(tuned, NotTrained):
         return Made(trained.package, trained.package_path, trained, untuned=tuned.explanation)
     return Made(tuned.package, tuned.package_path, trained, tuned)
+
+
+def _own_seed(work: Step) -> int:
+    """A seed for each night: no two of them meet the same episodes."""
+    text = f"{work.workspace.settings.seed}:{work.partition}"
+    return int(digest_bytes(text.encode())[:12], 16)
 
 
 def _from_labels(work: Step, day: dt.date, current: Champion | None) -> Made:
@@ -122,10 +130,11 @@ def _train(
     from agentpipe.learning.trainer import train
 
     setting, chosen, directory = scene(work.workspace), cells(work), folder.resolve()
+    live = dataclasses.replace(setting, seed=options.seed)
     environments = [spec for spec in setting.catalog.environments("train") if spec.cell in chosen]
     pools = home_pools(work.workspace.root, threads=setting.threads)
     trained = train(
-        setting.pool(environments, "TRAIN"),
+        live.pool(environments, "TRAIN"),
         statistics,
         options,
         directory=directory,
@@ -134,7 +143,7 @@ def _train(
         initial=initial,
         resume=latest(directory / "checkpoints"),
         recorded=_recorded(work, chosen),
-        source=line_source(environments, setting.table.version, setting.origin("TRAIN"), pools),
+        source=line_source(environments, setting.table.version, live.origin("TRAIN"), pools),
         parent=current.digest if current else None,
         provenance=_provenance(work, chosen),
         configuration_digest=work.configuration,
