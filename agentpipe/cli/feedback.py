@@ -196,17 +196,12 @@ def store_of(settings: Settings) -> Path:
 
 def take_now(settings: Settings, late_days: int | None) -> dict[str, Intake]:
     """One intake of the inbox, and of the stream where there is one, under the home's lock."""
-    from agentpipe.feedback.intake import take as take_files
-    from agentpipe.feedback.stream import FeedbackStream, take_stream
+    from agentpipe.feedback.stream import stream_of, take_all
     from agentpipe.storage import home_lock
 
     rules = _rules(settings, late_days)
     with home_lock(settings.home, "agentpipe feedback take"):
-        done = {"inbox": take_files(inbox_of(settings), store_of(settings), rules)}
-        if settings.redis_url is not None:
-            url, options = settings.redis_url.get_secret_value(), settings.feedback
-            done["stream"] = take_stream(FeedbackStream(url, options.stream, options.group), store_of(settings), rules)
-    return done
+        return take_all(inbox_of(settings), store_of(settings), rules, stream_of(settings))
 
 
 def _settings(home: Path | None) -> Settings:

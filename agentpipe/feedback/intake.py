@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +44,18 @@ class Intake:
     rows_taken: int = 0
     rows_already: int = 0
     quarantined: dict[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: Intake) -> Intake:
+        """Both together."""
+        counts = Counter(self.quarantined) + Counter(other.quarantined)
+        return Intake(
+            files_taken=(*self.files_taken, *other.files_taken),
+            files_waiting={**self.files_waiting, **other.files_waiting},
+            files_refused={**self.files_refused, **other.files_refused},
+            rows_taken=self.rows_taken + other.rows_taken,
+            rows_already=self.rows_already + other.rows_already,
+            quarantined=dict(sorted(counts.items())),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready form."""
@@ -100,7 +113,11 @@ def take_in(
 ) -> IntakeReport:
     """Takes every file of ``inbox``, then reports ``day``; see :func:`take` and :func:`rules_for`."""
     rules = rules_for(now=now, shape=shape, late_days=late_days, versions=versions)
-    intake = take(inbox, store, rules)
+    return report_day(store, day, take(inbox, store, rules))
+
+
+def report_day(store: Path, day: dt.date, intake: Intake) -> IntakeReport:
+    """What ``day`` amounts to after ``intake``; its folder is made where the day has no rows."""
     folder = day_folder(store, day_number(day))
     with typed_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.environments.table_redis_client import connect, redis_errors
 from agentpipe.feedback.block import Refused, Row
-from agentpipe.feedback.intake import Intake, committing
+from agentpipe.feedback.intake import Intake, committing, take
 from agentpipe.feedback.rows import read_row
 from agentpipe.storage import digest_bytes
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from agentpipe.feedback.batch import Batch
     from agentpipe.feedback.rules import Rules
+    from agentpipe.settings import Settings
 
 FIELD: Final = b"row"
 """the field of an entry that holds the row"""
@@ -66,6 +67,22 @@ class FeedbackStream:
     at_once: int = 1_000
     most: int = 100_000
     dead_after_s: float = 60.0
+
+
+def stream_of(settings: Settings) -> FeedbackStream | None:
+    """The stream that the settings name; None where no Redis is set."""
+    if settings.redis_url is None:
+        return None
+    options = settings.feedback
+    return FeedbackStream(settings.redis_url.get_secret_value(), options.stream, options.group)
+
+
+def take_all(inbox: Path, store: Path, rules: Rules, source: FeedbackStream | None) -> dict[str, Intake]:
+    """What lies in the inbox, and then what the stream has, each with its name; see :func:`take_stream`."""
+    done = {"inbox": take(inbox, store, rules)}
+    if source is not None:
+        done["stream"] = take_stream(source, store, rules)
+    return done
 
 
 def take_stream(source: FeedbackStream, store: Path, rules: Rules) -> Intake:
