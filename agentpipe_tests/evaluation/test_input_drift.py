@@ -5,14 +5,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from agentpipe.environments.catalog import load_catalog
+from agentpipe.environments.layout import OBSERVATION_NAMES, Purpose
+from agentpipe.environments.line_profile import default_profile
+from agentpipe.environments.rules import RulesPlayer
 from agentpipe.errors import CorruptError, EvaluationError
 from agentpipe.evaluation.drift_classifier import joint_drift
 from agentpipe.evaluation.drift_features import adjusted, bin_edges, bin_shares, distances, stability_index
 from agentpipe.evaluation.drift_sample import decided_observations, recorded_observations
 from agentpipe.evaluation.drift_text import one_line, plain
 from agentpipe.evaluation.input_drift import InputDriftResult, InputLimits, input_drift, thinned
+from agentpipe.evaluation.reference import collect_reference
 from agentpipe.experience.store.shard import map_shard, open_shard
 from agentpipe_tests.experience.fakes import make_episodes, write_shard
+from agentpipe_tests.strategies import project_table
 
 NAMES = ["temperature", "current", "pressure", "spare"]
 
@@ -332,3 +338,32 @@ def test_hostile_text_stays_text():
     assert plain("![a](http://b) | `c`") == r"\!\[a\](http://b) \| \`c\`"
     assert one_line("a\r\nb\x00c\u202ed") == "a b c d"
     assert len(one_line("x" * 500)) == 120
+
+
+# The built-in line -------------------------------------------------------------------------------------------------
+
+
+def played(environments, purpose):
+    """Observations of the rule-based player, and the lines of their environments."""
+    profile = default_profile()
+    sample = collect_reference(
+        environments, project_table(), profile, RulesPlayer(profile), seed=0, rows=5000, steps=32, purpose=purpose
+    )
+    of = {environment.index: environment.template.line_id for environment in environments}
+    return sample.observation, np.array([of[index] for index in sample.environment.tolist()])
+
+
+def test_other_lines_of_the_same_kind_are_no_drift_and_worn_sensors_everywhere_are():
+    catalog = load_catalog()
+    training, held_out = catalog.environments("train"), catalog.environments("holdout")
+    chosen = np.random.default_rng(0).permutation(len(training))[:600]
+    reference, own = played([training[index] for index in chosen], Purpose.TRAIN)
+    for environments, status in (
+        ([held_out[index] for index in np.random.default_rng(1).permutation(len(held_out))[:600]], "OK"),
+        ([environment for environment in held_out if environment.cell == "sensor-5"], "REVIEW"),
+    ):
+        production, of = played(environments, Purpose.REPORT)
+        result = input_drift(
+            reference, production, OBSERVATION_NAMES, seed=0, reference_groups=own, production_groups=of
+        )
+        assert (result.status, result.joint.split) == (status, "groups"), result.markdown()
