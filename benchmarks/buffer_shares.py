@@ -65,7 +65,8 @@ def text(values: Sequence[Any], factor: float, unit: str) -> str:
 
 def home_shards(home: Path) -> list[Shard]:
     """The sealed recordings of a home, one a cell."""
-    from agentpipe.experience.care.holdings import find_claims, find_shards
+    from agentpipe.experience.care.claims import find_claims
+    from agentpipe.experience.care.holdings import find_shards
     from agentpipe.experience.store.shard import open_shard
 
     claims = find_claims(home)

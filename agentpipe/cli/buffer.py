@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentpipe.cli.buffer_output import (
+    print_episodes,
+    print_plan,
+    print_report,
+    print_shards,
+    print_totals,
+    shards_text,
+    size_text,
+)
 from agentpipe.cli.options import Home, Json
-from agentpipe.cli.output import percent, print_json, reporting, say
+from agentpipe.cli.output import print_json, reporting, say
 from agentpipe.cli.progress import showing
 from agentpipe.errors import InputError
 
 if TYPE_CHECKING:
-    from agentpipe.experience.care.check import Report
-    from agentpipe.experience.care.inventory import ShardFigures
-    from agentpipe.experience.care.retention import Plan
+    from agentpipe.experience.care.report import Report
     from agentpipe.settings import Settings
 
 app = typer.Typer(name="buffer", help="Recorded experience: check, look, shrink, export.", no_args_is_help=True)
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 Below = Annotated[
-    Path | None, typer.Option("--path", help="A shard, or a folder that holds shards, instead of the home's.")
+    str | None,
+    typer.Option("--path", metavar="SHARD|DIR", help="A shard, or a folder that holds shards, instead of the home's."),
 ]
+NAMED = "folder, name or end of the path as printed, or beginning of the digest"
 Cell = Annotated[str | None, typer.Option("--cell", help="The current trajectories of this cell, such as sensor-3.")]
+LOSS = 3
+"""exit code of a repair that could not bring everything back"""
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
 
 
@@ -41,28 +51,33 @@ def check(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Cross-checks records, episodes, index, graph and manifest of every shard; exit code 1 where something is wrong.
+    """Cross-checks every shard, and whether materialisations, checkpoints and packages find what they refer to.
 
     --fix rebuilds what follows from the rest; episodes that are lost go to the home's quarantine, with the reasons.
+
+    Exit code 0: whole, or repaired without loss. 1: something is wrong. 3: --fix could not bring everything back, and
+    says what is lost.
     """
     with reporting(as_json):
-        report = _check(path, fix, _settings(home, path))
+        report = _check(path, fix, home)
         if as_json:
             print_json(report.to_json())
         else:
-            _print_report(report)
+            print_report(report)
     if not report.ok:
-        raise typer.Exit(1)
+        raise typer.Exit(LOSS if report.lost else 1)
 
 
 @app.command()
 def show(
     environment: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="ENV[:STEP]", help="Environment id or catalogue index; STEP is EPISODE.STEP or a number."
+            metavar="[ENV[:STEP]]",
+            help="Environment id or catalogue index; STEP is EPISODE.STEP or a number. Without it: the episodes of "
+            "the shard that --path names.",
         ),
-    ],
+    ] = None,
     cell: Cell = None,
     path: Below = None,
     home: Home = None,
@@ -73,7 +88,11 @@ def show(
         from agentpipe.experience.care.find import find_episode
         from agentpipe.experience.show import describe, render
 
-        found = find_episode(environment, _settings(home, path).home, folder=path, cell=cell)
+        place, folder = _place(home, path)
+        if environment is None:
+            _list_episodes(folder, as_json)
+            return
+        found = find_episode(environment, place, folder=folder, cell=cell)
         if as_json:
             others = [str(other) for other in found.others]
             print_json({"ok": True, **describe(found.shard, found.row, found.step), "others": others})
@@ -96,8 +115,8 @@ def stats(home: Home = None, as_json: Json = False) -> None:
             listed = [shard.to_json() for shard in shards]
             print_json({"ok": True, "total": total, "budget_bytes": budget, "shards": listed})
             return
-        _print_shards(shards)
-        _print_totals(total, budget)
+        print_shards(shards)
+        print_totals(total, budget)
 
 
 @app.command()
@@ -123,7 +142,8 @@ def retain(
     """Deletes or shrinks shards by age, policy and size; what somebody refers to is never deleted.
 
     Shrunk shards keep seeds and actions, from which the built-in simulator makes every byte again. Exit code 1 where a
-    limit cannot be met.
+    limit of size cannot be met, or a shard could not be shrunk or deleted; what is older than --max-age or
+    --keep-policies ask for and in use is listed with its reason, and is no failure.
     """
     with reporting(as_json):
         from agentpipe.experience.care.operations import retention
@@ -138,7 +158,7 @@ def retain(
         if as_json:
             print_json({"ok": ok, "dry_run": dry_run, **outcome.to_json()})
         else:
-            _print_plan(outcome.plan, dry_run)
+            print_plan(outcome.plan, dry_run)
             for place, error in outcome.failures.items():
                 say(f"{place}: {error}")
     if not ok:
@@ -147,7 +167,7 @@ def retain(
 
 @app.command()
 def restore(
-    shards: Annotated[list[str], typer.Argument(metavar="SHARD...", help="Folders, or beginnings of digests.")],
+    shards: Annotated[list[str], typer.Argument(metavar="SHARD...", help=f"Each by {NAMED}.")],
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -159,19 +179,23 @@ def restore(
         with showing("buffer") as progress:
             restored = restore_shards(settings.home, shards, progress=progress)
         if as_json:
-            print_json(
-                {"ok": True, "shards": [{"shard": str(shard.path), "digest": shard.digest} for shard in restored]}
-            )
+            listed = [
+                {"shard": str(one.shard.path), "digest": one.shard.digest, "changed": one.changed} for one in restored
+            ]
+            print_json({"ok": True, "shards": listed})
             return
-        for shard in restored:
-            typer.echo(f"{shard.path}: {len(shard.episodes):,} episodes, {len(shard.records):,} steps are back")
+        for one in restored:
+            counts = f"{len(one.shard.episodes):,} episodes, {len(one.shard.records):,} steps"
+            typer.echo(f"{one.shard.path}: {counts} {'are back' if one.changed else 'were there: nothing to restore'}")
 
 
 @app.command()
 def compact(
-    folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR...", help="Sealed shards to merge.")] = None,
+    shards: Annotated[
+        list[str] | None, typer.Argument(metavar="SHARD...", help=f"Sealed shards to merge, each by {NAMED}.")
+    ] = None,
     run: Annotated[
-        str | None, typer.Option("--run", help="All rollouts of this training, such as 2026-01-31|manual.")
+        str | None, typer.Option("--run", help="All sealed rollouts of this training, such as 2026-01-31|manual.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the merged shard.", show_default="beside the first")
@@ -182,12 +206,13 @@ def compact(
 ) -> None:
     """Merges sealed shards of one cell or training into one, in order of environment and episode.
 
-    Shards that a materialisation, a checkpoint or a policy package refers to are refused by name.
+    Shards that a materialisation, a checkpoint or a policy package refers to are refused by name: the merged one has
+    another digest. A home as `agentpipe run` leaves it has none to merge.
     """
     with reporting(as_json):
         from agentpipe.experience.care.operations import compact_shards
 
-        shard = compact_shards(_settings(home).home, folders or [], partition=run, out=out, keep=keep)
+        shard = compact_shards(_settings(home).home, shards or [], partition=run, out=out, keep=keep)
         if as_json:
             figures = {"episodes": len(shard.episodes), "steps": len(shard.records)}
             print_json({"ok": True, "shard": str(shard.path), "digest": shard.digest, **figures})
@@ -199,16 +224,19 @@ def compact(
 
 @app.command()
 def export(
-    shard: Annotated[str | None, typer.Argument(help="A shard: its folder, or the beginning of its digest.")] = None,
+    shard: Annotated[str | None, typer.Argument(help=f"A shard, by {NAMED}.")] = None,
     out: Annotated[Path, typer.Option("--out", help="FILE.parquet or FILE.arrow.")] = Path("experience.parquet"),
     cell: Cell = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Writes steps as a table, one row a step; without a shard or cell, the current trajectories of every cell."""
+    """Writes steps as a table, one row a step; without a shard or cell, the current trajectories of every cell.
+
+    A shrunk shard is played again. The file's metadata say unit and meaning of every column.
+    """
     with reporting(as_json):
+        from agentpipe.experience.care.choosing import open_chosen
         from agentpipe.experience.care.export import export_steps
-        from agentpipe.experience.care.operations import open_chosen
 
         chosen = open_chosen(_settings(home).home, shard, cell)
         steps = export_steps(chosen, out)
@@ -216,24 +244,53 @@ def export(
             digests = [one.digest for one in chosen]
             print_json({"ok": True, "file": str(out), "steps": steps, "bytes": out.stat().st_size, "shards": digests})
             return
-        typer.echo(f"{out}: {steps:,} steps of {_shards(len(chosen))}, {size_text(out.stat().st_size)}")
+        typer.echo(f"{out}: {steps:,} steps of {shards_text(len(chosen))}, {size_text(out.stat().st_size)}")
 
 
 # --------------------------------------------------------------------------------------------------- inside
 
 
-def _settings(home: Path | None, path: Path | None = None) -> Settings:
-    """The settings, where the home is there and of a format that this program reads; not needed with ``path``."""
+def _settings(home: Path | None) -> Settings:
+    """The settings, where the home is there and of a format that this program reads."""
+    from agentpipe.experience.store.remedies import run_command
     from agentpipe.settings import load_settings
     from agentpipe.storage import check_home_format
 
     settings = load_settings(home=home)
-    if path is None:
-        if not settings.home.is_dir():
-            remedy = "run `agentpipe run` first, or choose another with --home"
-            raise InputError("there is no home yet", file=settings.home, remedy=remedy)
-        check_home_format(settings.home)
+    if not settings.home.is_dir():
+        remedy = f"choose another with --home, or make it: {run_command(settings.home)}"
+        raise InputError("there is no home yet", file=settings.home, remedy=remedy)
+    check_home_format(settings.home)
     return settings
+
+
+def _place(home: Path | None, path: str | None) -> tuple[Path, Path | None]:
+    """The home, and the folder that ``--path`` names; a home is needed only without it.
+
+    Where ``--home`` is not given the home is that which the folder lies in, if it lies in one.
+    """
+    if path is None:
+        return _settings(home).home, None
+    from agentpipe.experience.care.choosing import choose_folder
+    from agentpipe.experience.store.remedies import home_of
+    from agentpipe.settings import load_settings
+
+    chosen = load_settings(home=home).home
+    folder = choose_folder(chosen, path)
+    return (home_of(folder) or chosen) if home is None else chosen, folder
+
+
+def _list_episodes(folder: Path | None, as_json: bool) -> None:
+    from agentpipe.experience.care.episodes import list_episodes
+
+    if folder is None:
+        remedy = "name an environment, or a shard with --path to list its episodes"
+        raise InputError("nothing to show", field="ENV[:STEP]", remedy=remedy)
+    shard, episodes = list_episodes(folder)
+    if as_json:
+        print_json({"ok": True, "shard": str(shard), "episodes": episodes})
+    else:
+        print_episodes(shard, episodes)
 
 
 def parse_size(text: str, field: str) -> int:
@@ -255,15 +312,6 @@ def parse_size(text: str, field: str) -> int:
     return round(size)
 
 
-def size_text(size: float) -> str:
-    """Bytes with a decimal unit, such as ``12.3 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1_000:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1_000
-    return f"{size:.1f} TB"
-
-
 def _budget(settings: Settings, given: str | None) -> int | None:
     if given is not None:
         return parse_size(given, "budget")
@@ -271,108 +319,9 @@ def _budget(settings: Settings, given: str | None) -> int | None:
     return None if megabytes is None else megabytes * 10**6
 
 
-def _check(path: Path | None, fix: bool, settings: Settings) -> Report:
+def _check(path: str | None, fix: bool, home: Path | None) -> Report:
     from agentpipe.experience.care.operations import check
 
+    place, folder = _place(home, path)
     with showing("buffer") as progress:
-        return check(settings.home, folder=path, fix=fix, progress=progress)
-
-
-def _print_report(report: Report) -> None:
-    for problem in report.problems:
-        typer.echo(str(problem))
-    for repair in report.repairs:
-        typer.echo(repair if ": not repaired: " in repair else f"repaired {repair}")
-    for shard, holder in report.held.items():
-        typer.echo(f"{shard}: held by {holder}; its LevelDB was not looked at")
-    typer.echo(
-        f"{_shards(report.shards)}, {report.episodes:,} episodes, {report.steps:,} steps, {size_text(report.bytes)}: "
-        + ("whole and consistent" if report.ok else f"{len(report.problems):,} problem(s)")
-    )
-
-
-def _print_shards(shards: list[ShardFigures]) -> None:
-    rows = [
-        (
-            f"rollouts {shard.training}" if shard.training else shard.cell or "?",
-            shard.path.name,
-            shard.state if shard.holder is None else f"open, {shard.holder}",
-            _number(shard.episodes),
-            _number(shard.steps),
-            size_text(shard.bytes),
-            "–" if shard.bytes_per_step is None else f"{shard.bytes_per_step:.0f}",
-            _range(shard.ordinals),
-            percent(shard.idle_share),
-            percent(shard.coverage),
-            str(len(shard.claims)),
-        )
-        for shard in shards
-    ]
-    columns = (
-        "of",
-        "shard",
-        "state",
-        "episodes",
-        "steps",
-        "size",
-        "bytes/step",
-        "policies",
-        "idle",
-        "coverage",
-        "claims",
-    )
-    _table(columns, rows, left=3)
-
-
-def _print_totals(total: dict[str, Any], budget: int | None) -> None:
-    used = "" if not budget else f", {percent(total['bytes'] / budget)} of the budget of {size_text(budget)}"
-    states = ", ".join(f"{total[state]} {state}" for state in ("sealed", "shrunk", "open", "damaged") if total[state])
-    counts = f"{total['episodes']:,} episodes, {total['steps']:,} steps"
-    typer.echo(f"{_shards(total['shards'])} ({states or 'none yet'}), {counts}, {size_text(total['bytes'])}{used}")
-
-
-def _print_plan(plan: Plan, dry_run: bool) -> None:
-    rows = [
-        (
-            action.verb,
-            action.candidate.group,
-            action.candidate.path.name,
-            size_text(action.candidate.bytes),
-            size_text(action.bytes_after),
-            action.reason,
-        )
-        for action in plan.actions
-    ]
-    _table(("action", "of", "shard", "size", "after", "reason"), rows, left=3)
-    freed = size_text(plan.bytes_before - plan.bytes_after)
-    verb = "would be freed" if dry_run else "freed"
-    typer.echo(f"{size_text(plan.bytes_before)} → {size_text(plan.bytes_after)}: {freed} {verb}")
-    if plan.over:
-        say(f"{size_text(plan.over)} too much: the rest is in use. Raise the limit, or remove checkpoints.")
-
-
-def _shards(count: int) -> str:
-    return f"{count:,} shard" if count == 1 else f"{count:,} shards"
-
-
-def _range(ordinals: Sequence[int]) -> str:
-    """The behaviour policies of a shard, by ordinal."""
-    if not ordinals:
-        return "–"
-    return str(ordinals[0]) if len(ordinals) == 1 else f"{ordinals[0]} to {ordinals[-1]}"
-
-
-def _number(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"
-
-
-def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], left: int) -> None:
-    """Plain columns, the first ``left`` and the reason flush left: nothing is wrapped or cut, whatever reads it."""
-    lines = [columns, *rows]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
-    for line in lines:
-        cells = [
-            text.ljust(width) if place < left or columns[place] == "reason" else text.rjust(width)
-            for place, (text, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        typer.echo("  ".join(cells).rstrip())
+        return check(place, folder=folder, fix=fix, progress=progress)

@@ -245,7 +245,7 @@ def _heading(episode: Mapping[str, Any]) -> list[str]:
     name = episode["environment"] or f"environment {episode['index']}"
     machine = f", machine {episode['machine']}" if episode["machine"] >= 0 else ""
     players = ", ".join(
-        f"{one['player']} {one['version'][:16]} (policy {one['ordinal']})" for one in episode["policies"]
+        f"{one['player']} {_short(one['version'])} (policy {one['ordinal']})" for one in episode["policies"]
     )
     return _wrapped(
         f"{name}, episode {episode['episode']} (catalogue index {episode['index']}, row {episode['row']})",
@@ -256,6 +256,11 @@ def _heading(episode: Mapping[str, Any]) -> list[str]:
         f"{episode['began']} to {episode['ended']}",
         f"{episode['shard']}",
     )
+
+
+def _short(version: str) -> str:
+    """The beginning of a digest; any other version as it is."""
+    return version[:16] if re.fullmatch(r"[0-9a-f]{64}", version) else version
 
 
 def _wrapped(*lines: str) -> list[str]:

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from agentpipe.cli.buffer import parse_size, size_text
+from agentpipe.cli.buffer import parse_size
+from agentpipe.cli.buffer_output import size_text
 from agentpipe.cli.main import app
 from agentpipe.errors import HomeError, InputError
 from agentpipe.experience.store.shard import is_shrunk, open_shard
@@ -77,7 +78,7 @@ def test_check_counts_and_after_one_flipped_byte_names_it_and_exits_1(home):
             "record": 7,
             "field": "value",
             "message": "checksum does not fit",
-            "remedy": "agentpipe buffer check --fix",
+            "remedy": f"agentpipe buffer check --fix --home {home}",
         }
     ]
     code, shown = text("check", "--home", home)
@@ -225,7 +226,8 @@ def test_restore_brings_shrunk_shards_back(home):
     code, document = call("restore", digest[:12], "--home", home)
     assert (code, document["shards"][0]["digest"]) == (0, digest)
     assert open_shard(home / ROLLOUTS / "updates-000001").digest == digest
-    assert "are back" in text("restore", f"{ROLLOUTS}/updates-000001", "--home", home)[1]
+    assert document["shards"][0]["changed"] is True
+    assert "nothing to restore" in text("restore", f"{ROLLOUTS}/updates-000001", "--home", home)[1]
 
 
 def test_compact_merges_what_nobody_refers_to(home):
@@ -292,5 +294,5 @@ def test_a_folder_in_place_of_a_file_does_not_keep_other_shards_from_repair(home
     (home / CURRENT / name).mkdir()
     flip(home / other, 100)
     _, document = call("check", "--fix", "--home", home)
-    assert {problem["shard"] for problem in document["problems"]} <= {CURRENT}
+    assert {problem["shard"] for problem in document["problems"]} <= {CURRENT, "trajectories/sensor-1"}
     assert (home / other).read_bytes() == before

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.errors import AgentpipeError, CorruptError, DiskFullError, HomeError, StoreError, VersionError
+from agentpipe.experience.care.claim_checks import claim_problems
+from agentpipe.experience.care.claims import find_claims, relative
 from agentpipe.experience.care.cross_checks import COMPACT, check_compact, cross_check
 from agentpipe.experience.care.holdings import (
-    OPEN,
     begun,
     find_below,
-    find_claims,
     find_shards,
     holder_of,
     look_at,
     nothing_counts,
 )
+from agentpipe.experience.care.report import Problem, Report
 from agentpipe.experience.store import records as rec
 from agentpipe.experience.store.audit import Damage, audit
 from agentpipe.experience.store.index import OPEN_INDEX, SEALED, SEALED_INDEX, OpenIndex, sealed_rows
@@ -25,6 +26,7 @@ from agentpipe.experience.store.live import open_live
 from agentpipe.experience.store.lock import CHECK, WriterLock
 from agentpipe.experience.store.manifest import MANIFEST, NAMES, file_facts, read_manifest
 from agentpipe.experience.store.mapped import map_records
+from agentpipe.experience.store.remedies import buffer_command, home_of
 from agentpipe.experience.store.shard import is_open, map_shard, read_names
 from agentpipe.progress import Progress, silent
 
@@ -34,122 +36,56 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from agentpipe.experience.care.holdings import Claims, Holding
+    from agentpipe.experience.care.holdings import Holding
     from agentpipe.experience.store.shard import Shard
 
 _LOOKS: Final = 3
-FIX: Final = "agentpipe buffer check --fix"
-AGAIN: Final = "materialise these trajectories again"
-_REMEDIES: Final = {MANIFEST: f"{FIX}, then {AGAIN}"}
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong with a shard."""
-
-    shard: str
-    file: str
-    record: int | None
-    field: str | None
-    message: str
-    remedy: str
-
-    def __str__(self) -> str:
-        place = "".join(
-            f", {name} {value}" for name, value in (("record", self.record), ("field", self.field)) if value is not None
-        )
-        return f"{self.shard}: {self.message} [file {self.file}{place}] - {self.remedy}"
-
-
-@dataclass
-class Report:
-    """What a check found."""
-
-    shards: int = 0
-    episodes: int = 0
-    steps: int = 0
-    bytes: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    held: dict[str, str] = field(default_factory=dict)
-    """shards that are being written, of which LevelDB's part was left out → by whom"""
-    repairs: list[str] = field(default_factory=list)
-    """what was repaired, one sentence each"""
-
-    @property
-    def ok(self) -> bool:
-        """Nothing is wrong (any more)."""
-        return not self.problems
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object, ``ok`` first."""
-        return {"ok": self.ok, **asdict(self)}
 
 
 def check_home(home: Path, *, progress: Progress = silent) -> Report:
     """Checks every shard of a home, and that whoever refers to one finds what it means."""
     report, shards, claims = Report(), find_shards(home), find_claims(home)
-    _check_each(shards, report, home, progress)
-    report.problems += _claim_problems(home, shards, claims)
+    _check_each(shards, report, home, buffer_command("check --fix", home=home), progress)
+    report.problems += claim_problems(home, shards, claims)
     return report
 
 
-def check_folder(folder: Path, *, progress: Progress = silent) -> Report:
+def check_folder(folder: Path, *, home: Path | None = None, progress: Progress = silent) -> Report:
     """Checks the shard ``folder``, or every shard below it.
+
+    Args:
+        folder: A shard, or a folder that holds shards.
+        home: Whose table and line profiles a repair would use, for the remedies; that which ``folder`` lies in is
+            named anyway.
+        progress: Told of shards checked.
 
     Raises:
         InputError: there is none.
     """
-    report = Report()
-    _check_each(find_below(folder), report, folder, progress)
+    report, around = Report(), home_of(folder)
+    fix = buffer_command("check --fix", path=folder, home=None if around == home else home)
+    _check_each(find_below(folder), report, around or folder, fix, progress)
     return report
 
 
-def _check_each(shards: Iterable[Holding], report: Report, root: Path, progress: Progress) -> None:
+def _check_each(shards: Iterable[Holding], report: Report, root: Path, fix: str, progress: Progress) -> None:
     shards = list(shards)
     for number, holding in enumerate(shards):
         progress("check", number, len(shards))
         checked = check_shard(holding)
-        name = shard_name(holding.path, root)
+        name = relative(holding.path, root)
         report.shards += 1
         report.episodes += checked.episodes
         report.steps += checked.steps
         report.bytes += holding.bytes
-        report.problems += [_problem(name, damage, checked.remedy) for damage in checked.damages]
+        report.problems += [_problem(name, damage, checked.remedy or fix) for damage in checked.damages]
         if checked.held is not None:
             report.held[name] = checked.held
     progress("check", len(shards), len(shards))
 
 
-def shard_name(path: Path, root: Path) -> str:
-    """How a shard is called in what is printed: relative to the home, or as it is."""
-    path, root = path.resolve(), root.resolve()
-    return path.relative_to(root).as_posix() if path != root and path.is_relative_to(root) else str(path)
-
-
-def _problem(shard: str, damage: Damage, remedy: str | None) -> Problem:
-    told = remedy or _REMEDIES.get(damage.file, FIX)
-    return Problem(shard, damage.file, damage.record, damage.field, damage.text, told)
-
-
-def _claim_problems(home: Path, shards: list[Holding], claims: Claims) -> Iterator[Problem]:
-    for error in claims.unreadable:
-        file = str(error.where.get("file", home))
-        yield Problem("-", file, None, None, error.message, error.remedy)
-    found = {holding.path.resolve(): holding for holding in shards if not nothing_counts(holding.path)}
-    for folder, name in claims.current.items():
-        file = f"references/trajectories/{name[13:-1]}.json"
-        holding = found.get(folder)
-        if holding is None:
-            yield Problem(shard_name(folder, home), file, None, "path", f"{name} is gone", AGAIN)
-        elif holding.digest is not None and holding.digest != claims.expected[folder]:
-            text = f"{name} refers to {claims.expected[folder][:16]}, the shard is {holding.digest[:16]}"
-            yield Problem(shard_name(folder, home), file, None, "data_version", text, AGAIN)
-    digests = {holding.digest for holding in shards}
-    for entry in claims.named:
-        places = (entry.folder, entry.folder.with_name(f"{OPEN}{entry.folder.name}"))
-        if not any(place in found for place in places) and entry.digest not in digests:
-            text = f"{entry.by} names it, and it is gone"
-            yield Problem(shard_name(entry.folder, home), entry.file, None, "trajectory_index", text, "restore it")
+def _problem(shard: str, damage: Damage, remedy: str) -> Problem:
+    return Problem(shard, damage.file, damage.record, damage.field, damage.text, remedy)
 
 
 # --------------------------------------------------------------------------------------------------- one shard
@@ -191,7 +127,8 @@ def _look_once(holding: Holding) -> Checked:
             _check_closed(holding.path, checked)
     except VersionError as error:
         checked.damages.append(damage_of(error))
-        checked.remedy = f"{error.remedy}; agentpipe buffer retain --leftovers removes it where nobody refers to it"
+        removal = buffer_command("retain --leftovers", home=home_of(holding.path))
+        checked.remedy = f"{error.remedy}; where nobody refers to it this removes it: {removal}"
     except StoreError as error:
         checked.damages.append(damage_of(error))
     except OSError as error:

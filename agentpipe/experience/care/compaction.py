@@ -21,7 +21,8 @@ from agentpipe.storage import canonical_json, typed_os_errors
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from agentpipe.experience.care.holdings import Claims, Holding
+    from agentpipe.experience.care.claims import Claims
+    from agentpipe.experience.care.holdings import Holding
 
 BLOCK_STEPS: Final = 65_536
 """steps appended together, give or take an episode"""
@@ -71,7 +72,7 @@ def compact(
         raise InputError(text, file=final, remedy="choose another --out")
     if final.exists():
         raise InputError("something lies where the merged shard goes", file=final, remedy="choose another --out")
-    shards = [open_shard(folder) for folder in folders]
+    shards = [open_shard(folder) for folder in folders]  # a shrunk one says how it gets its full records back
     _refuse_strangers(shards)
     return merge(shards, final, quality=quality)
 
@@ -203,4 +204,5 @@ def refuse_claimed(holdings: Sequence[Holding], claims: Claims) -> None:
         who = claims.on(holding)
         if who:
             text = f"{holding.path.name} cannot be merged: {', '.join(who[:3])} refers to it"
-            raise InputError(text, file=holding.path, remedy="leave it out")
+            remedy = "leave it out: a merged shard has another digest, by which nobody would find it"
+            raise InputError(text, file=holding.path, remedy=remedy)

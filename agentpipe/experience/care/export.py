@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentpipe.errors import HomeError, InputError
+from agentpipe.experience.care.columns import described, vocabularies
 from agentpipe.experience.graph import influence
 from agentpipe.storage import typed_os_errors
 
@@ -49,12 +50,8 @@ _OF_EPISODE: Final = {"success": pa.bool_(), "reason": pa.int8(), "cut": pa.bool
 def export_steps(shards: Sequence[Shard], out: Path, *, group_steps: int = GROUP_STEPS) -> int:
     """Writes every step of ``shards`` to ``out`` and returns how many.
 
-    Columns: ``environment`` (its id), ``episode``, ``step``, ``time_ns`` (time stamp, UTC), ``segment``, ``time``
-    (minutes since the alarm), ``observation`` (fixed list of float32), ``mask`` (fixed list of bool), ``action``,
-    ``last_action``, ``log_probability``, ``value``, ``policy`` (its version), ``reward``, ``terminated``,
-    ``truncated``, ``earned``, ``fingerprint``, ``produced``, ``used``, ``parents`` (steps of the episode that this one
-    depends on), ``dependents``, ``influence``, ``final_observation`` (last step of a cut episode, else null), and of
-    the episode ``success``, ``reason``, ``cut``. Episodes come in the order of the shards.
+    The columns are those of :data:`~agentpipe.experience.care.columns.COLUMNS`; the schema's metadata say unit and
+    meaning of each, and as JSON lists what the numbers in them are called. Episodes come in the order of the shards.
 
     Args:
         shards: with full records and of one shape.
@@ -62,7 +59,7 @@ def export_steps(shards: Sequence[Shard], out: Path, *, group_steps: int = GROUP
         group_steps: steps held in memory at once, give or take an episode.
 
     Raises:
-        InputError: another suffix, no shards, or shards of different shapes.
+        InputError: another suffix, no shards, or shards of different shapes or vocabularies.
         DiskFullError, HomeError: it cannot be written; what was there before is untouched.
     """
     if out.suffix not in SUFFIXES:
@@ -74,7 +71,10 @@ def export_steps(shards: Sequence[Shard], out: Path, *, group_steps: int = GROUP
     shapes = {(shard.manifest["observation_size"], shard.manifest["action_count"]) for shard in shards}
     if len(shapes) > 1:
         raise InputError("the shards are of different shapes", file=out, remedy="export them one at a time")
-    schema = _schema(*shapes.pop(), [shard.digest for shard in shards])
+    words = [vocabularies(shard.manifest) for shard in shards]
+    if any(other != words[0] for other in words):
+        raise InputError("their numbers mean different things", file=out, remedy="export them one at a time")
+    schema = _schema(*shapes.pop(), {"shards": ",".join(shard.digest for shard in shards), **words[0]})
     steps = 0
     with _aside(out) as file, _writer(file, schema, out.suffix) as write:
         for shard in shards:
@@ -87,7 +87,7 @@ def export_steps(shards: Sequence[Shard], out: Path, *, group_steps: int = GROUP
     return steps
 
 
-def _schema(observation_size: int, action_count: int, digests: Sequence[str]) -> pa.Schema:
+def _schema(observation_size: int, action_count: int, metadata: dict[str, str]) -> pa.Schema:
     observation = pa.list_(pa.float32(), observation_size)
     fields = {
         "environment": pa.string(),
@@ -103,7 +103,8 @@ def _schema(observation_size: int, action_count: int, digests: Sequence[str]) ->
         "final_observation": observation,
         **_OF_EPISODE,
     }
-    return pa.schema(list(fields.items()), metadata={"shards": ",".join(digests)})
+    described_fields = [pa.field(name, kind, metadata=described(name)) for name, kind in fields.items()]
+    return pa.schema(described_fields, metadata=metadata)
 
 
 def _groups(lengths: npt.NDArray[np.uint32], group_steps: int) -> Iterator[tuple[int, int]]:

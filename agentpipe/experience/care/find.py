@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agentpipe.errors import AgentpipeError, CatalogError, CorruptError, InputError
+from agentpipe.experience.care.claims import find_claims
 from agentpipe.experience.care.cross_checks import COMPACT
-from agentpipe.experience.care.holdings import find_below, find_claims, find_shards
+from agentpipe.experience.care.holdings import find_below, find_shards
 from agentpipe.experience.care.shrink import play
 from agentpipe.experience.origin import home_pools
 from agentpipe.experience.show import Place, locate
@@ -21,13 +22,15 @@ from agentpipe.experience.store.index import SEALED, SEALED_INDEX, find_row
 from agentpipe.experience.store.live import open_live
 from agentpipe.experience.store.manifest import MANIFEST, NAMES, read_manifest
 from agentpipe.experience.store.mapped import map_records
+from agentpipe.experience.store.remedies import buffer_command
 from agentpipe.experience.store.shard import Shard, open_shard, read_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from agentpipe.experience.care.holdings import Claims, Holding
+    from agentpipe.experience.care.claims import Claims
+    from agentpipe.experience.care.holdings import Holding
 
 _DIGITS: Final = 10
 """of the largest index in a catalogue"""
@@ -74,7 +77,7 @@ def find_episode(text: str, home: Path, *, folder: Path | None = None, cell: str
         what = (
             f"no episode {place.episode} of environment" if place.episode is not None else "no episode of environment"
         )
-        remedy = "agentpipe buffer stats lists the shards; --path searches elsewhere"
+        remedy = f"this lists the shards: {buffer_command('stats', home=home)}; --path SHARD searches in another"
         raise InputError(f"{what} {place.environment} in {searched}", field="ENV[:STEP]", remedy=remedy)
     first = matches[0]
     row = _row(first, place, [])

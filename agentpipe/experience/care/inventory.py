@@ -6,14 +6,16 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentpipe.experience.care.holdings import find_claims, find_shards, holder_of, training_of
+from agentpipe.experience.care.claims import find_claims
+from agentpipe.experience.care.holdings import find_shards, holder_of, partition_of, training_of
 from agentpipe.experience.store.counter import COUNTER, newest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from agentpipe.experience.care.holdings import Claims, Holding
+    from agentpipe.experience.care.claims import Claims
+    from agentpipe.experience.care.holdings import Holding
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def figures(holding: Holding, claims: Claims) -> ShardFigures:
         path=holding.path,
         state=holding.state,
         cell=cell if isinstance(cell, str) else None,
-        training=training.parent.name if training else None,
+        training=partition_of(training) if training else None,
         digest=holding.digest,
         episodes=episodes,
         steps=steps,

@@ -8,12 +8,22 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from agentpipe.errors import AgentpipeError, CorruptError, InputError, VersionError
-from agentpipe.experience.care.check import Report, check_folder, check_home
+from agentpipe.experience.care.check import check_folder, check_home
+from agentpipe.experience.care.choosing import choose
+from agentpipe.experience.care.claims import find_claims
 from agentpipe.experience.care.compaction import compact, refuse_claimed
-from agentpipe.experience.care.holdings import find_below, find_claims, find_shards, holder_of, look_at, training_of
+from agentpipe.experience.care.holdings import (
+    find_below,
+    find_shards,
+    holder_of,
+    look_at,
+    partition_of,
+    training_of,
+    trainings,
+)
 from agentpipe.experience.care.inventory import newest_ordinal, sealed_ns
 from agentpipe.experience.care.repair import Workshop, figures, fix_all
 from agentpipe.experience.care.retention import Candidate, Plan, Rules, plan
@@ -21,16 +31,17 @@ from agentpipe.experience.care.shrink import restore, shrink
 from agentpipe.experience.origin import home_pools, is_built_in
 from agentpipe.experience.store import records as rec
 from agentpipe.experience.store.manifest import MANIFEST, read_manifest
-from agentpipe.experience.store.shard import Shard, open_shard
+from agentpipe.experience.store.remedies import restore_command
 from agentpipe.progress import Progress, silent
 from agentpipe.storage import home_lock, typed_os_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from agentpipe.experience.care.holdings import Claims, Holding, State
-
-_PREFIX_MIN: Final = 6
+    from agentpipe.experience.care.claims import Claims
+    from agentpipe.experience.care.holdings import Holding, State
+    from agentpipe.experience.care.report import Report
+    from agentpipe.experience.store.shard import Shard
 
 
 def check(home: Path, *, folder: Path | None = None, fix: bool = False, progress: Progress = silent) -> Report:
@@ -57,27 +68,38 @@ def check(home: Path, *, folder: Path | None = None, fix: bool = False, progress
         if inside:
             stack.enter_context(home_lock(home, "agentpipe buffer check --fix"))
         pools = home_pools(home) if home.is_dir() else None
-        workshop = Workshop(root / "quarantine" / "experience", pools, lambda path: _forget(home, path))
+        names = home if inside else folder
+        workshop = Workshop(root / "quarantine" / "experience", pools, lambda path: _forget(home, path), names)
         repairs = fix_all(find_shards(home) if folder is None else find_below(folder), workshop)
+        if folder is None:
+            repairs.done += _take_back(home)
     again = look()
-    again.repairs = repairs
+    again.repairs, again.unrepaired, again.lost = repairs.done, repairs.failed, repairs.lost
     return again
 
 
 def _look(home: Path, folder: Path | None, progress: Progress) -> Callable[[], Report]:
     if folder is None:
         return lambda: check_home(home, progress=progress)
-    return lambda: check_folder(folder, progress=progress)
+    return lambda: check_folder(folder, home=home if home.is_dir() else None, progress=progress)
 
 
-def _forget(home: Path, path: Path) -> str | None:
+def _forget(home: Path, path: Path) -> None:
     """Removes the reference to a materialisation that is another now, so that the next run makes it again."""
     name = find_claims(home).current.get(path.resolve())
-    if name is None:
-        return None
-    cell = name.removeprefix("trajectories[").removesuffix("]")
-    (home / "references" / "trajectories" / f"{cell}.json").unlink(missing_ok=True)
-    return f"{name} has to be materialised again: agentpipe run does"
+    if name is not None:
+        (home / "references" / "trajectories" / f"{name[13:-1]}.json").unlink(missing_ok=True)
+
+
+def _take_back(home: Path) -> list[str]:
+    """Removes references that name another digest than the shard has: the next run makes them again."""
+    claims, done = find_claims(home), []
+    digests = {holding.path.resolve(): holding.digest for holding in find_shards(home)}
+    for folder, wanted in claims.expected.items():
+        if digests.get(folder) not in (None, wanted):
+            _forget(home, folder)
+            done.append(f"{claims.current[folder]}: a reference to another digest is taken back")
+    return done
 
 
 # ------------------------------------------------------------------------------------------------ retention
@@ -97,6 +119,7 @@ class Outcome:
             "bytes_before": self.plan.bytes_before,
             "bytes_after": self.plan.bytes_after,
             "over": self.plan.over,
+            "in_use": self.plan.in_use(),
             "actions": [action.to_json() for action in self.plan.actions],
             "failures": [{"shard": shard, "error": error.as_dict()} for shard, error in self.failures.items()],
         }
@@ -138,9 +161,8 @@ def _plan(home: Path, rules: Rules, now_ns: int | None) -> Plan:
     claims = find_claims(home)
     if claims.unreadable:
         first = claims.unreadable[0]
-        remedy = f"{first.remedy or 'restore it'}; until then nothing is deleted"
         message = f"it cannot be told what is referred to: {first.message}"
-        raise CorruptError(message, file=first.where.get("file"), remedy=remedy)
+        raise CorruptError(message, file=first.where.get("file"), remedy=first.remedy)
     candidates = [candidate(holding, claims) for holding in find_shards(home)]
     return plan(candidates, rules, now_ns=time.time_ns() if now_ns is None else now_ns)
 
@@ -195,71 +217,43 @@ def remove_folder(path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ one by one
 
 
-def choose(home: Path, text: str) -> Path:
-    """A shard by its folder (as it is, or below the home) or by six or more first characters of its digest.
+@dataclass(frozen=True)
+class Restored:
+    """A shard with its full records."""
 
-    Raises:
-        InputError: no such shard, or several.
-    """
-    for path in (Path(text), home / text):
-        if path.is_dir():
-            return path
-    found = [holding for holding in find_shards(home) if (holding.digest or "").startswith(text)]
-    if len(text) < _PREFIX_MIN or len(found) != 1:
-        problem = f"{len(found)} shards have this digest" if found and len(text) >= _PREFIX_MIN else "no such shard"
-        remedy = "agentpipe buffer stats --json lists folders and digests"
-        raise InputError(f"{problem}: {text!r}", field="shard", remedy=remedy)
-    return found[0].path
+    shard: Shard
+    changed: bool
+    """they were made again; else it had them already"""
 
 
-def open_chosen(home: Path, shard: str | None, cell: str | None) -> list[Shard]:
-    """The shard that is named, or the current trajectories of a cell or of all cells.
-
-    Raises:
-        InputError: nothing of the kind; or a shard and a cell at once.
-        CorruptError, VersionError, ShrunkError: it cannot be opened.
-    """
-    if shard is not None and cell is not None:
-        raise InputError("a shard and a cell at once", field="cell", remedy="give one of them")
-    if shard is not None:
-        return [open_shard(choose(home, shard))]
-    claims = find_claims(home)
-    wanted = {path: name for path, name in claims.current.items() if cell is None or name == f"trajectories[{cell}]"}
-    if not wanted:
-        what = (
-            "no trajectories are materialised" if cell is None else f"the trajectories of {cell} are not materialised"
-        )
-        raise InputError(what, field="cell", remedy="run `agentpipe run`, or name a shard")
-    return [open_shard(path) for path in sorted(wanted)]
-
-
-def restore_shards(home: Path, shards: Sequence[str], *, progress: Progress = silent) -> list[Shard]:
+def restore_shards(home: Path, shards: Sequence[str], *, progress: Progress = silent) -> list[Restored]:
     """Makes the full records of shrunk shards again; see :func:`~agentpipe.experience.care.shrink.restore`."""
     paths = [choose(home, text) for text in shards]
     restored = []
     with home_lock(home, "agentpipe buffer restore"):
         for number, path in enumerate(paths):
             progress("restore", number, len(paths))
-            restored.append(restore(path, home_pools(home)))
+            changed = look_at(path).state == "shrunk"
+            restored.append(Restored(restore(path, home_pools(home)), changed))
     progress("restore", len(paths), len(paths))
     return restored
 
 
 def compact_shards(
-    home: Path, folders: Sequence[Path], *, partition: str | None = None, out: Path | None = None, keep: bool = False
+    home: Path, shards: Sequence[str], *, partition: str | None = None, out: Path | None = None, keep: bool = False
 ) -> Shard:
-    """Merges shards, those in ``folders`` or all rollouts of a training, and removes them unless ``keep``.
+    """Merges shards, those named or all sealed rollouts of a training, and removes them unless ``keep``.
 
     Raises:
-        InputError: fewer than two shards, not of one cell or training, or claimed by somebody (who is named).
+        InputError: no such training; fewer than two shards, not of one cell or training, or claimed by somebody (who
+            is named).
         RecordError: an episode occurs twice.
         CorruptError, VersionError, ShrunkError: one cannot be read.
         LockHeldError: another process works on the home.
     """
+    folders = [choose(home, text) for text in shards]
     if partition is not None:
-        folder = partition.replace("|", "_")
-        places = home.glob(f"policy_checkpoint/{folder}/*/experience/*")
-        folders = [*folders, *(path for path in sorted(places) if look_at(path).state == "sealed")]
+        folders += rollouts(home, partition)
     with home_lock(home, "agentpipe buffer compact"):
         refuse_claimed([look_at(path) for path in folders], find_claims(home))
         final = out if out is not None else folders[0].with_name(f"{folders[0].name}-compact") if folders else Path()
@@ -268,3 +262,24 @@ def compact_shards(
             for path in folders:
                 remove_folder(path)
         return shard
+
+
+def rollouts(home: Path, partition: str) -> list[Path]:
+    """The sealed live rollouts of the trainings of a candidate, such as ``2026-01-31|manual``.
+
+    Raises:
+        InputError: no such training (those that there are are listed), or fewer than two sealed shards.
+    """
+    wanted, of_all = partition.replace("|", "_"), trainings(home)
+    there = sorted({partition_of(training).replace("_", "|", 1) for training in of_all})
+    if wanted not in {partition_of(training) for training in of_all}:
+        remedy = f"there are: {', '.join(there)}" if there else "there are none in this home"
+        raise InputError(f"no training {partition!r}", field="run", remedy=remedy)
+    holdings = [holding for holding in find_shards(home) if training_of(holding.path) and holding.group == wanted]
+    sealed = [holding.path for holding in holdings if holding.state == "sealed"]
+    if len(sealed) < 2:
+        shrunk = [holding.path for holding in holdings if holding.state == "shrunk"]
+        remedy = f"make the full records again first: {restore_command(shrunk[0])}" if shrunk else "name other shards"
+        text = f"{len(sealed)} sealed shards of {partition}, {len(shrunk)} shrunk: nothing to merge"
+        raise InputError(text, field="run", remedy=remedy)
+    return sealed

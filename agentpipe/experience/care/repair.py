@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from agentpipe.errors import AgentpipeError, CorruptError, HomeError, VersionError
 from agentpipe.experience.care.check import check_shard
+from agentpipe.experience.care.claims import relative
 from agentpipe.experience.care.compaction import merge
 from agentpipe.experience.care.cross_checks import COMPACT, cross_check
 from agentpipe.experience.care.holdings import begun
@@ -31,6 +32,7 @@ from agentpipe.experience.care.mending import (
     read_array,
     read_parts,
 )
+from agentpipe.experience.care.report import Loss, Repairs
 from agentpipe.experience.care.shrink import play
 from agentpipe.experience.graph import words_of
 from agentpipe.experience.origin import is_built_in
@@ -70,34 +72,48 @@ class Workshop:
         quarantine: Folder that takes what is lost.
         pool_for: Makes the pool that plays episodes of the built-in line again; none = they cannot be played.
         republished: Told of each shard whose digest is another now, or that is gone.
+        root: What the names of shards are relative to.
+        lost: Takes what could not be brought back.
     """
 
     quarantine: Path
     pool_for: PoolFor | None
-    republished: Callable[[Path], str | None] = lambda _: None
+    republished: Callable[[Path], None] = lambda _: None
+    root: Path | None = None
+    lost: list[Loss] = field(default_factory=list)
+
+    def name(self, path: Path) -> str:
+        """How the shard ``path`` is called."""
+        return str(path) if self.root is None else relative(path, self.root)
+
+    def lose(self, path: Path, episodes: int | None, message: str, place: Path | None) -> None:
+        """Notes a loss, and that the shard is another now or gone, where it is."""
+        self.lost.append(Loss(self.name(path), episodes, message, None if place is None else str(place)))
+        if place is not None:
+            self.republished(path)
 
 
-def fix_all(holdings: Iterable[Holding], workshop: Workshop) -> list[str]:
-    """Repairs every shard that needs it; returns one sentence a repair.
+def fix_all(holdings: Iterable[Holding], workshop: Workshop) -> Repairs:
+    """Repairs every shard that needs it.
 
     What cannot be repaired here stays as it is: the next check says so again.
 
     Raises:
         DiskFullError: no room for a repair.
     """
-    repairs: list[str] = []
+    repairs = Repairs(lost=workshop.lost)
     for holding in holdings:
         if check_shard(holding).damages:
+            name = workshop.name(holding.path)
             try:
-                done = fix(holding, workshop)
+                repairs.done += [f"{name}: {text}" for text in fix(holding, workshop)]
             except HomeError as error:  # such as a folder in place of a file: the other shards still want theirs
-                done = [f"not repaired: {error}"]
-            repairs += [f"{holding.path.parent.name}/{holding.path.name}: {text}" for text in done]
+                repairs.failed.append(f"{name}: {error}")
     return repairs
 
 
 def fix(holding: Holding, workshop: Workshop) -> list[str]:
-    """Repairs one damaged shard; returns what was done, one sentence each."""
+    """Repairs one damaged shard; returns what was brought back, one sentence each; the workshop hears of losses."""
     from agentpipe.experience.care.repair_open import fix_open
 
     path = holding.path
@@ -108,7 +124,8 @@ def fix(holding: Holding, workshop: Workshop) -> list[str]:
     except VersionError:
         return []  # of another format: nothing is wrong with it
     except CorruptError as error:
-        return [*set_aside_whole(path, workshop, error.message)]
+        set_aside_whole(path, workshop, error.message)
+        return []
     if manifest.get("shrunk"):
         return done + _fix_shrunk(path, manifest, workshop)
     return done + _fix_sealed(path, manifest, workshop)
@@ -163,7 +180,8 @@ def _fix_sealed(path: Path, manifest: dict[str, Any], workshop: Workshop) -> lis
             parts.lose(row_of(damage, parts.episodes), damage.text)
     done += parts.mended
     if parts.lost:
-        return done + _publish_without(shard, parts, workshop)
+        _publish_without(shard, parts, workshop)
+        return done
     arrays = {
         rec.RECORDS: parts.records,
         rec.EPISODES: parts.episodes,
@@ -172,7 +190,7 @@ def _fix_sealed(path: Path, manifest: dict[str, Any], workshop: Workshop) -> lis
     }
     for name, array in arrays.items():
         _write_changed(path / name, array.tobytes())
-    return done + _finish(path, manifest, parts.episodes, names, ())
+    return done + _finish(path, manifest, parts.episodes, names, (), workshop)
 
 
 def _shard(path: Path, manifest: Mapping[str, Any], parts: Parts, names: Mapping[int, str]) -> Shard:
@@ -186,6 +204,7 @@ def _finish(
     episodes: npt.NDArray[Any],
     names: Mapping[int, str],
     further: tuple[str, ...],
+    workshop: Workshop,
 ) -> list[str]:
     """Writes what follows from the rest: index, names, manifest."""
     done = []
@@ -195,7 +214,7 @@ def _finish(
     if named and names != _read_or_none(path / NAMES):
         write_json(path / NAMES, {str(index): name for index, name in sorted(names.items())})
         done.append("the names of the environments, from the catalogue")
-    done += _measurements(path, manifest)
+    done += _measurements(path, manifest, workshop)
     old, told = manifest["sealed"], [name for name in (*_SMALL, *further) if named or name != NAMES]
     facts = {**old["files"], **file_facts(path, told)}  # names that are lost stay a problem
     whole = complete(manifest, facts, shrunk=bool(manifest.get("shrunk")), made_at=old["made_at"])
@@ -204,14 +223,17 @@ def _finish(
     return done
 
 
-def _measurements(path: Path, manifest: Mapping[str, Any]) -> list[str]:
+def _measurements(path: Path, manifest: Mapping[str, Any], workshop: Workshop) -> list[str]:
     file, facts = path / MEASUREMENTS, manifest["sealed"]["files"].get(MEASUREMENTS)
     data = file.read_bytes() if file.is_file() else b""
     if facts is None or (file.is_file() and file_facts(path, [MEASUREMENTS])[MEASUREMENTS] == facts):
         return []
     mended = mend_file(data, facts)
     write_bytes(file, b"{}\n" if mended is None else mended)
-    return ["the measurements, one changed byte" if mended is not None else "the measurements are gone: left empty"]
+    if mended is not None:
+        return ["the measurements, one changed byte"]
+    workshop.lose(path, 0, "how long recording took is lost: measurements.json is left empty", None)
+    return []
 
 
 def _names(path: Path, manifest: Mapping[str, Any], episodes: npt.NDArray[Any]) -> tuple[dict[int, str], list[str]]:
@@ -275,7 +297,7 @@ def _fix_shrunk(path: Path, manifest: dict[str, Any], workshop: Workshop) -> lis
         return done + named + _play_the_rest(path, manifest, episodes, compact, names, workshop)
     for name, array in ((rec.EPISODES, episodes), (COMPACT, compact)):
         _write_changed(path / name, array.tobytes())
-    return done + named + _finish(path, manifest, episodes, names, (rec.EPISODES, COMPACT))
+    return done + named + _finish(path, manifest, episodes, names, (rec.EPISODES, COMPACT), workshop)
 
 
 def _play_the_rest(
@@ -290,7 +312,8 @@ def _play_the_rest(
     lost = _lost_actions(episodes, compact)
     kept = np.array([row for row in range(len(episodes)) if row not in lost], np.int64)
     if not len(kept):
-        return set_aside_whole(path, workshop, "none of its episodes has all of its actions")
+        set_aside_whole(path, workshop, "none of its episodes has all of its actions", len(episodes))
+        return []
     if workshop.pool_for is None:
         return []
     rows = episodes[kept]
@@ -308,8 +331,8 @@ def _play_the_rest(
     damaged = Shard(path, manifest, compact, episodes, finals, words, sealed_rows(rows), names, None, {})
     place = set_aside_episodes(damaged, lost, workshop, COMPACT)
     merge([shard], path, quality=figures)
-    text = f"{len(lost)} of {len(episodes)} episodes are lost and set aside in {place}; the others were played again"
-    return [f"{text}; it has another digest now", *filter(None, [workshop.republished(path)])]
+    workshop.lose(path, len(lost), _published(len(lost), len(episodes), lost), place)
+    return [f"{len(kept)} episodes, played again from their actions"]
 
 
 def _lost_actions(episodes: npt.NDArray[Any], compact: npt.NDArray[Any]) -> dict[int, str]:
@@ -328,17 +351,23 @@ def _lost_actions(episodes: npt.NDArray[Any], compact: npt.NDArray[Any]) -> dict
 # ------------------------------------------------------------------------------------------------- what is lost
 
 
-def _publish_without(shard: Shard, parts: Parts, workshop: Workshop) -> list[str]:
+def _publish_without(shard: Shard, parts: Parts, workshop: Workshop) -> None:
     kept = np.array([row not in parts.lost for row in range(len(parts.episodes))], np.bool_)
     if not kept.any():
-        return set_aside_whole(shard.path, workshop, next(iter(parts.lost.values())))
+        set_aside_whole(shard.path, workshop, next(iter(parts.lost.values())), len(kept))
+        return
     place = set_aside_episodes(shard, parts.lost, workshop)
     try:
         merge([shard], shard.path, keep=[kept], quality=figures)
     except AgentpipeError as error:
-        return set_aside_whole(shard.path, workshop, f"{place} holds some; the others: {error.message}")
-    text = f"{len(parts.lost)} of {len(kept)} episodes are lost and set aside in {place}; it has another digest now"
-    return [text, *filter(None, [workshop.republished(shard.path)])]
+        set_aside_whole(shard.path, workshop, f"{place} holds some; the others: {error.message}", len(kept))
+        return
+    workshop.lose(shard.path, len(parts.lost), _published(len(parts.lost), len(kept), parts.lost), place)
+
+
+def _published(lost: int, count: int, reasons: Mapping[int, str]) -> str:
+    why = next(iter(reasons.values()))
+    return f"{lost} of {count} episodes are lost ({why}); it is published without them, under another digest"
 
 
 def figures(shard: Shard) -> Mapping[str, Any]:
@@ -367,15 +396,14 @@ def set_aside_episodes(shard: Shard, lost: Mapping[int, str], workshop: Workshop
     return place
 
 
-def set_aside_whole(path: Path, workshop: Workshop, why: str) -> list[str]:
-    """Moves a shard of which nothing can be used into the quarantine."""
+def set_aside_whole(path: Path, workshop: Workshop, why: str, episodes: int | None = None) -> None:
+    """Moves a shard of which nothing can be used into the quarantine; ``episodes`` as far as it can be told."""
     place = _free(workshop.quarantine / f"{path.parent.name}-{path.name}")
     with typed_os_errors(place):
         place.mkdir(parents=True)
         shutil.move(path, place / "shard")
     say_why(place, path, None, [{"reason": why}])
-    text = f"it cannot be repaired ({why}) and is set aside whole in {place}"
-    return [text, *filter(None, [workshop.republished(path)])]
+    workshop.lose(path, episodes, f"all of it is lost ({why}); it is set aside whole", place)
 
 
 def say_why(place: Path, path: Path, digest: str | None, listed: list[dict[str, Any]]) -> None:

@@ -44,8 +44,11 @@ def fix_open(path: Path, workshop: Workshop) -> list[str]:
         reasons = parts.lost if parts is not None else {}
         listed = [{"row": row, "reason": why} for row, why in sorted(reasons.items())]
         say_why(recovery.quarantine, path, None, listed or [{"reason": "the counter cannot be read"}])
-        text = f"{recovery.kept} whole episodes count, {recovery.lost} are lost"
-        done.append(f"{text}; as it was it lies in {recovery.quarantine}")
+        if recovery.lost:
+            text = f"{recovery.lost} of {recovery.kept + recovery.lost} episodes are lost; it goes on without them"
+            workshop.lose(path, recovery.lost, text, recovery.quarantine)
+        else:
+            done.append(f"its {recovery.kept} episodes count again; as it was it lies in {recovery.quarantine}")
     shutil.rmtree(path / OPEN_INDEX, ignore_errors=True)
     ShardWriter.open(path, said, holder="agentpipe buffer check --fix").close()  # enters every episode again
     return [*done, "LevelDB, from the episodes"]

@@ -3,6 +3,9 @@
 A shard that a current materialisation, a checkpoint or a policy package refers to is never deleted. Where the built-in
 simulator can play it again it may shrink to seeds and actions, but for the current ones, which training reads. Age is
 that of the sealing, as the manifest says it.
+
+Limits of size are met or missed, and by how much is said. Age and policies say what is due: what is in use then stays,
+and is not counted as missing a limit.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentpipe.errors import SettingsError
+from agentpipe.experience.store.remedies import buffer_command, home_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,9 +22,12 @@ if TYPE_CHECKING:
 
     from agentpipe.experience.care.holdings import State
 
+CURRENT = "current trajectories"
+"""the current materialisations, as those who use them are called together"""
 Verb = Literal["keep", "shrink", "delete"]
 DAY_NS = 86_400 * 10**9
 _MAKES_ROOM = "makes room"
+_WITHIN = "within the limits"
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,21 @@ class Plan:
         """Bytes of all shards afterwards."""
         return sum(action.bytes_after for action in self.actions)
 
+    def in_use(self) -> list[dict[str, Any]]:
+        """What stays, by who refers to it: ``by``, ``shards``, ``bytes``; the largest first.
+
+        A shard counts with the first of those who refer to it. Current materialisations are one entry.
+        """
+        found: dict[str, list[int]] = {}
+        for action in self.actions:
+            candidate = action.candidate
+            if action.bytes_after and (candidate.claims or candidate.current):
+                packages = [claim for claim in candidate.claims if claim.startswith("package")]
+                by = CURRENT if candidate.current else [*packages, *candidate.claims][0]
+                found.setdefault(by, []).append(action.bytes_after)
+        entries = [{"by": by, "shards": len(sizes), "bytes": sum(sizes)} for by, sizes in found.items()]
+        return sorted(entries, key=lambda entry: -int(entry["bytes"]))
+
 
 def plan(candidates: Iterable[Candidate], rules: Rules, *, now_ns: int) -> Plan:
     """Decides for each shard; touches nothing.
@@ -160,20 +182,30 @@ def _due(found: Candidate, rules: Rules, oldest: int | None, now_ns: int) -> Act
     if found.state == "open":
         return _open(found, rules)
     if found.state == "damaged":
-        return Action(found, "keep", "damaged: see agentpipe buffer check")
+        return Action(found, "keep", f"damaged: {buffer_command('check --fix', home=home_of(found.path))}")
     if not found.readable and not found.claims and not found.current:
         return _leftover(found, rules, "of another format; nobody refers to it")
     reason = _too_old(found, rules, oldest, now_ns)
     if not reason:
-        return Action(found, "keep", "within the limits")
+        return Action(found, "keep", _WITHIN)
     if found.current:
-        return Action(found, "keep", f"{reason}; {found.claims[0] if found.claims else 'in use'} is current")
+        return Action(found, "keep", f"{reason}; {_use(found)}")
     if not found.claims:
         return Action(found, "delete", f"{reason}; nobody refers to it")
     if found.shrunk_bytes is None:
-        why = "already shrunk" if found.state == "shrunk" else "it cannot be played again"
-        return Action(found, "keep", f"{reason}; {found.claims[0]} refers to it, {why}")
-    return Action(found, "shrink", f"{reason}; {found.claims[0]} refers to it")
+        return Action(found, "keep", f"{reason}; {_use(found)}")
+    return Action(found, "shrink", f"{reason}; {_use(found)}")
+
+
+def _use(found: Candidate) -> str:
+    """Why a shard cannot go, or not wholly."""
+    if found.current:
+        return f"current: {found.claims[0]}" if found.claims else "current"
+    more = f" and {len(found.claims) - 1} more" if len(found.claims) > 1 else ""
+    text = f"in use by {found.claims[0]}{more}"
+    if found.state == "shrunk":
+        return f"{text}, already shrunk"
+    return text if found.shrunk_bytes is not None else f"{text}, cannot be played again"
 
 
 def _open(found: Candidate, rules: Rules) -> Action:
@@ -212,7 +244,18 @@ def _make_room(actions: list[Action], group: str | None, limit: int) -> int:
             if changed is not None:
                 over -= actions[place].bytes_after - changed.bytes_after
                 actions[place] = changed
+    if over > 0:
+        for place in members:
+            if actions[place].reason == _WITHIN:
+                actions[place] = replace(actions[place], reason=_kept(actions[place].candidate))
     return max(over, 0)
+
+
+def _kept(found: Candidate) -> str:
+    """Why a shard stays although a limit of size is missed."""
+    if found.claims or found.current:
+        return _use(found)
+    return "it cannot be told what it is" if found.readable else "of another format"
 
 
 def _closed(action: Action) -> bool:
@@ -230,4 +273,4 @@ def _shrink(action: Action) -> Action | None:
     found = action.candidate
     if found.current or found.shrunk_bytes is None or found.shrunk_bytes >= found.bytes or not _closed(action):
         return None
-    return replace(action, verb="shrink", reason=f"{_MAKES_ROOM}; {', '.join(found.claims[:1])} refers to it")
+    return replace(action, verb="shrink", reason=f"{_MAKES_ROOM}; {_use(found)}")

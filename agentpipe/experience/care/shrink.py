@@ -22,8 +22,9 @@ from agentpipe.experience.store.checksum import wrong
 from agentpipe.experience.store.index import SEALED, SEALED_INDEX
 from agentpipe.experience.store.manifest import MANIFEST, MEASUREMENTS, NAMES, complete, file_facts, read_manifest
 from agentpipe.experience.store.mapped import map_records
+from agentpipe.experience.store.remedies import mend, read_part
 from agentpipe.experience.store.shard import Shard, open_shard, read_names
-from agentpipe.storage import read_json, write_bytes, write_json
+from agentpipe.storage import write_bytes, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,7 +99,7 @@ def regenerate_shard(path: Path, pool_for: PoolFor) -> Shard:
         array.flags.writeable = False  # like the mapped ones
     full = {key: value for key, value in manifest.items() if key != "shrunk"}
     shard = Shard(
-        path, full, records, episodes, finals, words, index, names, full.get("quality"), read_json(path / MEASUREMENTS)
+        path, full, records, episodes, finals, words, index, names, full.get("quality"), read_part(path / MEASUREMENTS)
     )
     shard.check()
     return shard
@@ -181,5 +182,4 @@ def _refuse_damage(path: Path, episodes: npt.NDArray[Any], compact: npt.NDArray[
     for name, records in ((rec.EPISODES, episodes), (COMPACT, compact)):
         bad = wrong(records)
         if bad.any():
-            remedy = "run agentpipe buffer check --fix"
-            raise CorruptError("checksum does not fit", file=path / name, record=int(bad.argmax()), remedy=remedy)
+            raise CorruptError("checksum does not fit", file=path / name, record=int(bad.argmax()), remedy=mend(path))

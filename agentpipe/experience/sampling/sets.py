@@ -14,7 +14,7 @@ from agentpipe.experience.sampling import gather
 from agentpipe.experience.sampling.definitions import idle_steps, key_fault_episodes, strictly_idle_steps
 from agentpipe.experience.sampling.draw import MAX_SIZE, SamplingError
 from agentpipe.experience.store import records as rec
-from agentpipe.experience.store.mapped import REMEDY
+from agentpipe.experience.store.remedies import mend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -240,7 +240,7 @@ def _recent(shards: Sequence[Shard], fresh: int) -> list[npt.NDArray[np.uint32]]
             if len(policy) and policy.max() >= len(known):
                 record = int(policy.argmax())
                 text = f"policy {policy[record]} of {len(known)}"
-                raise CorruptError(text, file=shard.path, record=record, field="policy", remedy=REMEDY)
+                raise CorruptError(text, file=shard.path, record=record, field="policy", remedy=mend(shard.path))
             chosen.append(np.flatnonzero(recent[policy]).astype(np.uint32))
     return chosen
 

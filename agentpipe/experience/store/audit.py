@@ -19,7 +19,7 @@ from agentpipe.experience.store.content import content_digest, word_counts
 from agentpipe.experience.store.index import SEALED_INDEX, sealed_rows
 from agentpipe.experience.store.intake import Layout
 from agentpipe.experience.store.manifest import MANIFEST, NAMES, file_facts
-from agentpipe.experience.store.mapped import REMEDY
+from agentpipe.experience.store.remedies import mend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,8 @@ class Damage:
 
     def error(self, directory: Path) -> CorruptError:
         """As an error on a shard in ``directory``."""
-        return CorruptError(self.text, file=directory / self.file, record=self.record, field=self.field, remedy=REMEDY)
+        where = {"file": directory / self.file, "record": self.record, "field": self.field}
+        return CorruptError(self.text, **where, remedy=mend(directory))
 
 
 def audit(shard: Shard, start: int = 0) -> Iterator[Damage]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from agentpipe.errors import CorruptError
 from agentpipe.experience.store.checksum import xxh64
+from agentpipe.experience.store.remedies import mend
 from agentpipe.storage import typed_os_errors
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ SLOT_BYTES: Final = 64
 _BODY: Final = SLOT_BYTES - 8
 _SLOT: Final = struct.Struct("<5Q16x")
 _ATTEMPTS: Final = 100
-_REMEDY: Final = "run agentpipe buffer check --fix"
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ def read_counts(descriptor: int, path: Path) -> Counts:
         try:
             counts = newest(os.pread(descriptor, 2 * SLOT_BYTES, 0))
         except OSError as error:
-            raise CorruptError(f"cannot be read: {error.strerror}", file=path, remedy=_REMEDY) from error
+            raise CorruptError(f"cannot be read: {error.strerror}", file=path, remedy=mend(path)) from error
         if counts is not None:
             return counts
-    raise CorruptError("neither slot of the counter is whole", file=path, remedy=_REMEDY)
+    raise CorruptError("neither slot of the counter is whole", file=path, remedy=mend(path))
 
 
 class Counter:

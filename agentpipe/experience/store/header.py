@@ -12,8 +12,9 @@ from agentpipe.experience.store.checksum import xxh64
 from agentpipe.experience.store.counter import COUNTER, newest
 from agentpipe.experience.store.index import OPEN_INDEX, SEALED_INDEX
 from agentpipe.experience.store.manifest import MANIFEST, MEASUREMENTS, NAMES
+from agentpipe.experience.store.remedies import mend, read_part
 from agentpipe.experience.store.shard import HEADER
-from agentpipe.storage import canonical_json, read_json, typed_os_errors, write_json
+from agentpipe.storage import canonical_json, typed_os_errors, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _PARTS: Final = frozenset({"format", "header", "policies", "boot"})
 _NEEDED: Final = ("observation_size", "action_count", "policies")
-_REMEDY: Final = "run agentpipe buffer check --fix"
 
 
 class Header:
@@ -87,9 +87,9 @@ def read_header(directory: Path) -> Header:
         VersionError: of another format.
     """
     path = directory / HEADER
-    facts = read_json(path)
+    facts = read_part(path)
     if not isinstance(facts, dict) or not isinstance(facts.get("header"), dict):
-        raise CorruptError("not the header of an open shard", file=path, remedy=_REMEDY)
+        raise CorruptError("not the header of an open shard", file=path, remedy=mend(path))
     if facts.get("format") != rec.FORMAT:
         text = f"open shard of format {facts.get('format')!r}, this program writes {rec.FORMAT}"
         raise VersionError(text, file=path, remedy="let the agentpipe that began it seal it, or remove it")
@@ -99,11 +99,11 @@ def read_header(directory: Path) -> Header:
     except ValueError:  # a number that is none
         fits = False
     if not fits:
-        raise CorruptError("content differs from its checksum", file=path, field="content", remedy=_REMEDY)
+        raise CorruptError("content differs from its checksum", file=path, field="content", remedy=mend(path))
     policies, content = facts.get("policies"), facts["header"]
     sizes = [content.get(name) for name in _NEEDED[:2]]
     if not isinstance(policies, list) or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise CorruptError("not the header of an open shard", file=path, remedy=_REMEDY)
+        raise CorruptError("not the header of an open shard", file=path, remedy=mend(path))
     return Header(path, content, policies, str(facts.get("boot", "")))
 
 
@@ -148,7 +148,7 @@ def _only_leftovers(directory: Path) -> None:
     data = counter.read_bytes()
     counts = newest(data)
     if counts.episodes if counts is not None else any(data):  # nothing but zeros: not written to yet
-        raise CorruptError("file is missing", file=directory / HEADER, remedy="restore it")
+        raise CorruptError("file is missing", file=directory / HEADER, remedy=mend(directory))
     with typed_os_errors(directory):
         for name in (rec.RECORDS, rec.EPISODES, rec.FINALS, rec.GRAPH, COUNTER):
             (directory / name).unlink(missing_ok=True)

@@ -15,7 +15,8 @@ from agentpipe.experience.store.counter import COUNTER, Counts, read_counts
 from agentpipe.experience.store.header import read_header
 from agentpipe.experience.store.index import sealed_rows
 from agentpipe.experience.store.manifest import MANIFEST
-from agentpipe.experience.store.mapped import REMEDY, MappedRecords, map_records
+from agentpipe.experience.store.mapped import MappedRecords, map_records
+from agentpipe.experience.store.remedies import mend
 from agentpipe.experience.store.shard import WORD, Shard, open_shard
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _counts(path: Path, folder: int) -> Counts:
     try:
         descriptor = os.open(COUNTER, os.O_RDONLY, dir_fd=folder)
     except OSError as error:
-        raise CorruptError(f"cannot be read: {error.strerror}", file=path / COUNTER, remedy=REMEDY) from error
+        raise CorruptError(f"cannot be read: {error.strerror}", file=path / COUNTER, remedy=mend(path)) from error
     try:
         return read_counts(descriptor, path / COUNTER)
     finally:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from agentpipe.errors import CorruptError, VersionError
 from agentpipe.experience.store import records as rec
 from agentpipe.experience.store.checksum import xxh64
-from agentpipe.storage import canonical_json, digest_bytes, read_json
+from agentpipe.experience.store.remedies import mend, read_part
+from agentpipe.storage import canonical_json, digest_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 MANIFEST: Final = "manifest.json"
 MEASUREMENTS: Final = "measurements.json"
 NAMES: Final = "names.json"
-REMEDY: Final = "materialise these trajectories again"
 _OUTSIDE: Final = frozenset({"digest", "sealed", "shrunk"})
 _COUNTS: Final = ("steps", "episodes", "finals", "graph_words", "observation_size", "action_count")
 
@@ -72,26 +72,28 @@ def read_manifest(path: Path) -> dict[str, Any]:
         CorruptError: missing, not a manifest, or altered.
         VersionError: of another format.
     """
-    manifest = read_json(path)
+    manifest = read_part(path)
     if not isinstance(manifest, dict) or "format" not in manifest:
-        raise CorruptError("not a shard manifest", file=path, remedy=REMEDY)
+        raise CorruptError("not a shard manifest", file=path, remedy=mend(path))
     if manifest["format"] != rec.FORMAT:
         newer = isinstance(manifest["format"], int) and manifest["format"] > rec.FORMAT
-        remedy = "use the agentpipe that wrote it" if newer else REMEDY
+        remedy = "use the agentpipe that wrote it" if newer else "record it again: this program cannot read it"
         text = f"shard format {manifest['format']!r}, this program reads {rec.FORMAT}"
         raise VersionError(text, file=path, remedy=remedy)
     try:
         digest, sealed = manifest_digest(manifest), manifest.get("sealed")
         checksum = _outside_checksum(manifest) if isinstance(sealed, dict) else None
     except ValueError as error:
-        raise CorruptError(f"holds what is never written: {error}", file=path, field="digest", remedy=REMEDY) from error
+        raise CorruptError(
+            f"holds what is never written: {error}", file=path, field="digest", remedy=mend(path)
+        ) from error
     if manifest.get("digest") != digest:
-        raise CorruptError("content differs from its digest", file=path, field="digest", remedy=REMEDY)
+        raise CorruptError("content differs from its digest", file=path, field="digest", remedy=mend(path))
     if not isinstance(sealed, dict) or sealed.get("checksum") != checksum:
-        raise CorruptError("content differs from its checksum", file=path, field="sealed", remedy=REMEDY)
+        raise CorruptError("content differs from its checksum", file=path, field="sealed", remedy=mend(path))
     wrong = [name for name in _COUNTS if not isinstance(manifest.get(name), int) or manifest[name] < 0]
     if wrong:
-        raise CorruptError("not a count", file=path, field=wrong[0], remedy=REMEDY)
+        raise CorruptError("not a count", file=path, field=wrong[0], remedy=mend(path))
     if rec.describe(rec.step_dtype(manifest["observation_size"], manifest["action_count"])) != manifest.get("fields"):
-        raise CorruptError("the fields are not those of this format", file=path, field="fields", remedy=REMEDY)
+        raise CorruptError("the fields are not those of this format", file=path, field="fields", remedy=mend(path))
     return manifest

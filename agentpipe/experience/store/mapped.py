@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentpipe.errors import CorruptError, DiskFullError
+from agentpipe.experience.store.remedies import mend
 from agentpipe.storage import typed_os_errors
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 LARGEST_STEP: Final = 256 << 20
 """bytes by which a file grows at most at once: it doubles until then"""
-REMEDY: Final = "run agentpipe buffer check --fix, or materialise these trajectories again"
 
 
 class GrowingFile:
@@ -99,7 +99,7 @@ class GrowingFile:
             CorruptError: someone has cut the file short.
         """
         if self._descriptor >= 0 and os.fstat(self._descriptor).st_size < len(self._map):
-            raise CorruptError("someone has cut the file short", file=self.path, remedy=REMEDY)
+            raise CorruptError("someone has cut the file short", file=self.path, remedy=mend(self.path))
 
     def sync(self) -> None:
         """Returns when all that was written is on disk."""
@@ -160,9 +160,9 @@ def map_records(
         name = path if folder is None else path.name
         descriptor = os.open(name, os.O_RDONLY, dir_fd=folder)
     except FileNotFoundError as error:
-        raise CorruptError("file is missing", file=path, remedy=REMEDY) from error
+        raise CorruptError("file is missing", file=path, remedy=mend(path)) from error
     except OSError as error:
-        raise CorruptError(f"cannot be read: {error.strerror}", file=path, remedy=REMEDY) from error
+        raise CorruptError(f"cannot be read: {error.strerror}", file=path, remedy=mend(path)) from error
     try:
         size, wanted = os.fstat(descriptor).st_size, count * dtype.itemsize
         if size < wanted or (exact and size != wanted):
@@ -172,7 +172,7 @@ def map_records(
         try:
             mapping = mmap.mmap(descriptor, wanted, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise CorruptError(f"cannot be mapped: {error}", file=path, remedy=REMEDY) from error
+            raise CorruptError(f"cannot be mapped: {error}", file=path, remedy=mend(path)) from error
     finally:
         os.close(descriptor)
     return MappedRecords(path, np.frombuffer(mapping, dtype, count), mapping)
@@ -186,4 +186,4 @@ def _require(path: Path, size: int, itemsize: int, count: int) -> None:
 def shortened(path: Path, size: int, itemsize: int, count: int) -> CorruptError:
     """The error for a file of ``size`` bytes, to hold ``count`` records: it names the first that is not whole."""
     record = min(size // itemsize, count)
-    return CorruptError(f"{size} bytes instead of {count * itemsize}", file=path, record=record, remedy=REMEDY)
+    return CorruptError(f"{size} bytes instead of {count * itemsize}", file=path, record=record, remedy=mend(path))

@@ -17,7 +17,7 @@ from agentpipe.experience.store import records as rec
 from agentpipe.experience.store.index import SEALED, SEALED_INDEX, STEP_BITS, find_row
 from agentpipe.experience.store.manifest import MANIFEST, MEASUREMENTS, NAMES, read_manifest
 from agentpipe.experience.store.mapped import GrowingFile, MappedRecords, map_records
-from agentpipe.storage import read_json
+from agentpipe.experience.store.remedies import mend, read_part, restore_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -168,7 +168,7 @@ def open_shard(path: Path, *, check: bool = True) -> Shard:
         raise CorruptError("this shard is not sealed", file=path, remedy=remedy)
     manifest = read_manifest(path / MANIFEST)
     if manifest.get("shrunk"):
-        raise ShrunkError("the shard holds only seeds and actions", file=path, remedy="regenerate it before reading")
+        raise ShrunkError("the shard holds only seeds and actions", file=path, remedy=restore_command(path))
     shard = map_shard(path, manifest)
     if check:
         shard.check()
@@ -201,7 +201,7 @@ def map_shard(path: Path, manifest: Mapping[str, Any]) -> Shard:
         index,
         names=read_names(path / NAMES),
         quality=manifest.get("quality"),
-        measurements=read_json(path / MEASUREMENTS),
+        measurements=read_part(path / MEASUREMENTS),
         files=files,
     )
 
@@ -212,8 +212,8 @@ def read_names(path: Path) -> dict[int, str]:
     Raises:
         CorruptError: missing, or not an object of ids by index.
     """
-    content = read_json(path)
+    content = read_part(path)
     try:
         return {int(index): str(name) for index, name in content.items()}
     except (AttributeError, ValueError) as error:
-        raise CorruptError("not the ids of environments", file=path, remedy="restore it") from error
+        raise CorruptError("not the ids of environments", file=path, remedy=mend(path)) from error

@@ -23,7 +23,8 @@ from agentpipe.experience.store.header import current_boot, take_up
 from agentpipe.experience.store.index import OPEN_INDEX, STEP_BITS, open_index, sealed_rows
 from agentpipe.experience.store.keys import EpisodeKeys, episode_keys
 from agentpipe.experience.store.lock import WriterLock
-from agentpipe.experience.store.mapped import REMEDY, GrowingFile
+from agentpipe.experience.store.mapped import GrowingFile
+from agentpipe.experience.store.remedies import mend
 from agentpipe.experience.store.shard import HEADER, WORD, Shard
 from agentpipe.storage import typed_os_errors
 
@@ -122,7 +123,7 @@ class ShardWriter:
         counter, begun = self.directory / COUNTER, (self.directory / HEADER).exists()
         if begun and not (counter.exists() and counter.stat().st_size):
             # Made before the header is: without it nothing would count any more.
-            raise CorruptError("the counter is gone", file=counter, remedy=REMEDY)
+            raise CorruptError("the counter is gone", file=counter, remedy=mend(counter))
         self._counter = Counter(self.directory / COUNTER)
         self._counts = self._written = self._counter.counts
         for name, dtype, room, counted in (
@@ -142,7 +143,7 @@ class ShardWriter:
         twice = self._keys.add(episode_keys(shard.episodes), 0)
         if twice is not None:
             path = self.directory / rec.EPISODES
-            raise CorruptError("an episode stands there twice", file=path, record=twice, remedy=REMEDY)
+            raise CorruptError("an episode stands there twice", file=path, record=twice, remedy=mend(path))
         self._index = open_index(self.directory / OPEN_INDEX, shard.episodes)
 
     # ------------------------------------------------------------------------------------------ what is there

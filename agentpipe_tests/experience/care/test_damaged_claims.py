@@ -9,7 +9,7 @@ import pytest
 
 from agentpipe.errors import CorruptError
 from agentpipe.experience.care.check import check_home
-from agentpipe.experience.care.holdings import find_claims
+from agentpipe.experience.care.claims import find_claims
 from agentpipe.experience.care.inventory import inventory
 from agentpipe.experience.care.operations import check, retention
 from agentpipe.experience.care.retention import Rules
@@ -70,10 +70,10 @@ def test_a_checkpoint_whose_removal_was_cut_short_blocks_nothing(home):
 
 
 def test_the_place_of_the_pointer_is_that_of_the_checkpoints():
-    from agentpipe.experience.care import holdings
+    from agentpipe.experience.care import claims
     from agentpipe.learning import checkpoint as checkpoints
 
-    assert holdings._POINTER == checkpoints._POINTER
+    assert claims._POINTER == checkpoints._POINTER
 
 
 NONSENSE = {
@@ -109,7 +109,7 @@ def test_a_manifest_that_no_parser_survives_is_a_problem_and_set_aside(home, tex
     (home / PLACE / "manifest.json").write_text(text)
     assert not check_home(home).ok
     assert len(inventory(home)) == 2
-    assert check(home, fix=True).repairs
+    assert check(home, fix=True).lost
 
 
 @pytest.mark.parametrize("version", [1, 3, "2", True])
