@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentpipe.feedback.block import Refused
@@ -22,6 +24,8 @@ from agentpipe.feedback.schema import FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy.typing as npt
 
     from agentpipe.feedback.block import Block
 
@@ -68,27 +72,38 @@ def read(file: IO[bytes]) -> Iterator[Block | Refused]:
 
 
 def _of_batch(batch: pa.RecordBatch, first: int) -> Iterator[Block | Refused]:
-    kinds = _kinds(batch)
+    kinds, codes = _kinds(batch)
     for kind in FIELDS:
-        places = [place for place, found in enumerate(kinds) if found == kind]
-        if places:
-            chosen = batch if len(places) == len(kinds) else batch.take(pa.array(places))
-            yield block_of_batch(kind, chosen, [first + place for place in places])
-    for place, found in enumerate(kinds):
-        if found not in FIELDS:
-            detail = f"kind is {str(found)[:60]!r} instead of decision or label"
-            yield Refused("unknown_kind", detail, first + place, json_of_row(batch, place))
+        places = np.flatnonzero(codes == (kinds.index(kind) if kind in kinds else len(kinds))).astype(np.int64)
+        if len(places):
+            yield block_of_batch(kind, _rows(batch, places), (places + first).tolist())
+    known = np.isin(codes, [kinds.index(kind) for kind in FIELDS if kind in kinds])
+    for place in np.flatnonzero(~known).tolist():
+        detail = f"kind is {str(kinds[codes[place]])[:60]!r} instead of decision or label"
+        yield Refused("unknown_kind", detail, first + place, json_of_row(batch, place))
 
 
-def _kinds(batch: pa.RecordBatch) -> list[Any]:
+def _kinds(batch: pa.RecordBatch) -> tuple[list[str | None], npt.NDArray[np.int64]]:
+    """The kinds that occur, and for each row the place of its own among them; the last is None."""
+    none: tuple[list[str | None], npt.NDArray[np.int64]] = [None], np.full(batch.num_rows, -1, dtype=np.int64)
     place = batch.schema.get_field_index("kind")
     if place < 0:
-        return [None] * batch.num_rows
+        return none
     column = batch.column(place)
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        return [None] * batch.num_rows
-    return column.to_pylist()  # type: ignore[no-any-return]
+        return none
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    names = [*encoded.dictionary.to_pylist(), None]
+    return names, pc.fill_null(encoded.indices.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
+
+
+def _rows(batch: pa.RecordBatch, places: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """Some rows of a batch; where they stand together nothing is copied."""
+    first, last = int(places[0]), int(places[-1])
+    if last - first + 1 == len(places):
+        return batch.slice(first, len(places))
+    return batch.take(pa.array(places))
 
 
 def _check_ends(file: IO[bytes]) -> None:

@@ -233,7 +233,7 @@ def _actions(marks: Judge, mask: Flags, actions: int) -> None:
 
 def _probabilities(marks: Judge, probabilities: npt.NDArray[np.float64], mask: Flags) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = probabilities.sum(axis=1)
+        sums = probabilities.sum(axis=1, dtype=np.float64)
     marks.mark(np.any(probabilities < 0, axis=1), "probabilities", "a probability is negative")
     wrong = ~(np.abs(sums - 1) <= PROBABILITY_SUM_TOLERANCE)
     marks.mark(wrong, "probabilities", lambda row: f"probabilities sum to {sums[row]:.6g} instead of 1")
@@ -251,7 +251,7 @@ def _accepted(block: Block, valid: Flags, matrices: dict[str, npt.NDArray[Any]])
     for name, field in FIELDS[block.kind].items():
         column, kind = block.columns[name], schema.field(name).type
         if name in matrices:
-            stored[name] = _lists(matrices[name][rows], kind)
+            stored[name] = _lists(matrices[name] if valid.all() else matrices[name][rows], kind)
         elif field.type in ("id", "text"):
             chosen = column.take(pa.array(rows))
             stored[name] = pc.fill_null(chosen, "") if name == "result" else chosen
@@ -274,14 +274,17 @@ def _lists(matrix: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
 
 
 def content_digests(table: pa.Table) -> npt.NDArray[np.uint8]:
-    """SHA-256 of each row's content, u8[n, 32]: texts with their lengths, then all numbers in little endian."""
+    """SHA-256 of each row's content, u8[n, 32]: its texts, then all its numbers in little endian.
+
+    Texts are joined by a control character, which no identifier has; the free text comes last, so nothing is ambiguous.
+    """
     numbers: list[npt.NDArray[np.uint8]] = []
-    texts: list[list[str | None]] = []
+    texts: list[pa.Array] = []
     count = table.num_rows
     for name in table.column_names:
         column = table.column(name).combine_chunks()
         if pa.types.is_string(column.type):
-            texts.append(column.to_pylist())
+            texts.append(pc.fill_null(column, ""))
             continue
         values = column.flatten() if pa.types.is_list(column.type) else column
         if pa.types.is_timestamp(values.type):
@@ -290,13 +293,12 @@ def content_digests(table: pa.Table) -> npt.NDArray[np.uint8]:
         array = filled.to_numpy(zero_copy_only=False)
         little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
         numbers.append(little.view(np.uint8).reshape(count, -1) if count else np.empty((0, 0), np.uint8))
-    packed = np.ascontiguousarray(np.concatenate(numbers, axis=1))
-    view = memoryview(packed.tobytes())
-    width = packed.shape[1]
-    found = bytearray()
-    for row, words in enumerate(zip(*texts, strict=True)):
-        parts = [b"-" if word is None else word.encode() for word in words]
-        sha = hashlib.sha256(b"".join(b"%d:%b" % (len(part), part) for part in parts))
-        sha.update(view[row * width : (row + 1) * width])
-        found += sha.digest()
-    return np.frombuffer(bytes(found), dtype=np.uint8).reshape(count, 32)
+    packed = np.concatenate(numbers, axis=1)
+    width, view = packed.shape[1], memoryview(packed.tobytes())
+    words = pc.binary_join_element_wise(*texts, "\x1f").cast(pa.binary()).to_pylist()
+    found: list[bytes] = []
+    for start, text in zip(range(0, width * count, width) if count else (), words, strict=True):
+        sha = hashlib.sha256(text)
+        sha.update(view[start : start + width])
+        found.append(sha.digest())
+    return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(count, 32)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 PROBABILITY_SUM_TOLERANCE: Final = 1e-3
 LONGEST_TEXT: Final = 200
 """characters of an identifier or a result"""
-LARGEST: Final = 3.4028234e38
-"""of a 32-bit number"""
+LARGEST: Final = 3.4028234663852886e38
+"""of a 32-bit floating-point number"""
 CLOCK_SKEW: Final = dt.timedelta(minutes=5)
 """how far ahead of ours a sender's clock may be"""
 EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

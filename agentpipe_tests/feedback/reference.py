@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from agentpipe.feedback.schema import ErrorType, Verdict
 
-LARGEST = 3.4028234e38
+LARGEST = 3.4028234663852886e38
 Identifier = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x20\x7f-\u009f\p{Z}]+$")]
 
 
