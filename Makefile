@@ -4,7 +4,7 @@
 #   make test     set up, every test                                    (ARGS="-m 'not slow'" for the quick ones)
 #   make ui       the Dagster UI of the same home, on 127.0.0.1
 #   make lint     formatting, rules, types, import contracts: checks only; `make fix` repairs what can be repaired
-#   make bench    measures simulator and training beside others, writes benchmarks/RESULTS.md (ARGS="--smoke" to try it)
+#   make bench    measures simulator, training and buffer beside others, writes benchmarks/RESULTS.md (ARGS="--smoke" to try it: writes elsewhere)
 #   make clean    removes caches and the virtual environment, keeps the home
 
 SHELL := /bin/sh

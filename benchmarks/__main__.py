@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 from benchmarks import report
-from benchmarks.measure import ROOT
+from benchmarks.measure import ROOT, results_folder
 
 NAMES = ("simulator", "training", "buffer")
 
 
 def main(arguments: list[str]) -> None:
     """Each benchmark in a process of its own: none inherits what another has imported or allocated."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", add_help=False)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--out", type=Path)
+    given, _ = parser.parse_known_args(arguments)
+    out = results_folder(given.out, smoke=given.smoke)
     for name in NAMES:
-        subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments], check=True, cwd=ROOT)
-    print(report.main(arguments[arguments.index("--out") :][:2] if "--out" in arguments else []))
+        command = [sys.executable, "-m", f"benchmarks.{name}", *arguments, "--out", str(out.absolute())]
+        subprocess.run(command, check=True, cwd=ROOT)
+    print(report.main(["--out", str(out.absolute())]))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.measure import RESULTS, stamp, store
+from benchmarks.measure import results_folder, stamp, store
 from benchmarks.seeds import interval
 
 if TYPE_CHECKING:
@@ -229,15 +229,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--smoke", action="store_true", help="tiny: shows that it works")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="folder of the results; of a smoke run by default a temporary one")
     chosen = parser.parse_args(arguments)
+    out = results_folder(chosen.out, smoke=chosen.smoke)
     sizes, origin = SMOKE if chosen.smoke else Sizes(), stamp("python -m benchmarks.buffer_learning")
     rows: list[dict[str, Any]] = []
     for seed in chosen.seeds:
         with tempfile.TemporaryDirectory(prefix="agentpipe-buffer-learning-") as folder:
             rows += compare(seed, sizes, chosen.threads, Path(folder), lambda text: print(text, file=sys.stderr))
     more = {"sizes": dataclasses.asdict(sizes), "rows": rows, "seeds": len(chosen.seeds), "smoke": chosen.smoke}
-    store("buffer_learning", origin, [], chosen.out, **more)
+    store("buffer_learning", origin, [], out, **more)
     print(section({**more}))
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
-from benchmarks.measure import RESULTS, ROOT, Figure, stamp, store
+from benchmarks.measure import ROOT, Figure, results_folder, stamp, store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -205,18 +205,19 @@ def main(arguments: Sequence[str] | None = None) -> Path | None:
     """``python -m benchmarks.feedback_intake [--smoke] [--out DIR]``."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.feedback_intake", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="a thousandth of everything: only shows that it works")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--out", type=Path, help="folder of the results; of a smoke run by default a temporary one")
     parser.add_argument("--intake", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.intake:
         print(json.dumps(intake(given.intake)))
         return None
+    out = results_folder(given.out, smoke=given.smoke)
     rows, files = (1_100, 10) if given.smoke else (ROWS, FILES)
     origin = stamp("python -m benchmarks.feedback_intake", PACKAGES)
     with tempfile.TemporaryDirectory(prefix="agentpipe-feedback-") as name_:
         figures = measure(Path(name_), rows, files)
-    given.out.mkdir(parents=True, exist_ok=True)
-    path = store("feedback_intake", origin, figures, given.out, smoke=given.smoke, limits=LIMITS)
+    out.mkdir(parents=True, exist_ok=True)
+    path = store("feedback_intake", origin, figures, out, smoke=given.smoke, limits=LIMITS)
     print(section(json.loads(path.read_text())))
     return path
 

@@ -26,7 +26,7 @@ import numpy as np
 from agentpipe.storage import read_json
 from benchmarks.buffer_learning import Scene, chosen_at_random
 from benchmarks.buffer_learning import Sizes as SceneSizes
-from benchmarks.measure import RESULTS, stamp, store
+from benchmarks.measure import results_folder, stamp, store
 from benchmarks.production import as_labels, label_day, play_day, shuffled, success_by_mode
 from benchmarks.seeds import interval
 
@@ -335,8 +335,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="measured now; others stay as stored")
     parser.add_argument("--policy", type=Path, help="folder that keeps the trained policy; one that is there is used")
     parser.add_argument("--smoke", action="store_true", help="tiny: shows that it works")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="folder of the results; of a smoke run by default a temporary one")
     chosen = parser.parse_args(arguments)
+    chosen.out = results_folder(chosen.out, smoke=chosen.smoke)
     sizes, origin = SMOKE if chosen.smoke else Sizes(), stamp("python -m benchmarks.feedback_learning")
 
     def tell(text: str) -> None:

@@ -9,6 +9,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,6 +153,19 @@ def stamp(command: str, packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
         "machine": machine(),
         "versions": versions(packages),
     }
+
+
+def results_folder(out: Path | None, *, smoke: bool) -> Path:
+    """Where results go: ``out`` where it is given, else the committed ones, but a folder of its own for a smoke run.
+
+    A smoke run says so, and where it writes, on standard error: its figures mean nothing.
+    """
+    chosen = out
+    if chosen is None:
+        chosen = Path(tempfile.mkdtemp(prefix="agentpipe-smoke-")) if smoke else RESULTS
+    if smoke:
+        print(f"A smoke run: its figures mean nothing. Results: {chosen}", file=sys.stderr)
+    return chosen
 
 
 def store(name: str, origin: Mapping[str, Any], figures: Sequence[Figure], out: Path, **more: Any) -> Path:  # noqa: ANN401

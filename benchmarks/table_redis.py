@@ -20,7 +20,7 @@ from agentpipe.environments.table import DisturbanceTable, load_table, table_fro
 from agentpipe.environments.table_redis import RedisTables
 from agentpipe.environments.table_redis_format import encode_table
 from agentpipe_tests.redis_server import redis_server
-from benchmarks.measure import RESULTS, Contestant, Figure, stamp, store, take_turns
+from benchmarks.measure import Contestant, Figure, results_folder, stamp, store, take_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -137,8 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table_redis", description=__doc__)
     parser.add_argument("--url", help="a server to use instead of one of our own")
     parser.add_argument("--smoke", action="store_true", help="three turns of the project's table, only to try it")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="folder of the results; of a smoke run by default a temporary one")
     chosen = parser.parse_args(arguments)
+    out = results_folder(chosen.out, smoke=chosen.smoke)
     origin = stamp("python -m benchmarks.table_redis", PACKAGES)
     figures: list[Figure] = []
     with server(chosen.url) as url, tempfile.TemporaryDirectory() as folder:
@@ -146,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for times in (1,) if chosen.smoke else (1, 20):
             figures += take_turns(contestants(url, Path(folder), times), 1, 3 if chosen.smoke else 50)
     more = {"server": name, "round_trip_ms": round_trip, "smoke": chosen.smoke}
-    store("table_redis", origin, figures, chosen.out, **more)
+    store("table_redis", origin, figures, out, **more)
     print(section({"figures": [vars(figure) for figure in figures], **more}))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentpipe.storage import read_json, write_json
-from benchmarks.measure import RESULTS, ROOT, Figure, seconds_worked, stamp, store, usable_cores
+from benchmarks.measure import ROOT, Figure, results_folder, seconds_worked, stamp, store, usable_cores
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -49,13 +49,14 @@ def main(name: str, body: Body, arguments: Sequence[str] | None = None) -> Path 
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
     parser.add_argument("--smoke", action="store_true", help="everything tiny and once: shows that it runs, no more")
     parser.add_argument("--cores", default="1,2", help="numbers of cores, comma-separated (default 1,2)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--out", type=Path, help="folder of the results; of a smoke run by default a temporary one")
     parser.add_argument("--pinned", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.pinned:
         found = body(given.pinned, given.smoke)
         write_json(given.out, {**vars(found), "figures": [vars(figure) for figure in found.figures]})
         return None
+    out = results_folder(given.out, smoke=given.smoke)
     origin = stamp(f"python -m benchmarks.{name} --cores {given.cores}" + (" --smoke" if given.smoke else ""))
     together = Found()
     for cores in (int(text) for text in given.cores.split(",")):
@@ -69,7 +70,7 @@ def main(name: str, body: Body, arguments: Sequence[str] | None = None) -> Path 
         together.others |= found.others
         origin["versions"] |= found.versions
     more = {"skipped": together.skipped, "others": together.others, "smoke": given.smoke}
-    return store(name, origin, together.figures, given.out, **more)
+    return store(name, origin, together.figures, out, **more)
 
 
 def run_pinned(name: str, cores: int, *, smoke: bool) -> Found:
