@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +18,8 @@ from agentpipe.storage import canonical_json, digest_bytes
 
 FEEDBACK_TAG = "agentpipe/feedback"
 """Tag of a run that trains on a day's feedback; its value is the day and the feedback's digest."""
-_OVER = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+OVER = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+"""Statuses of a run that has ended, one way or the other."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +65,16 @@ def waiting_input(workspace: Workspace) -> str:
     from agentpipe.feedback.inbox import listing
 
     inbox = workspace.root / "feedback" / "inbox"
-    files = [(path.name, path.lstat().st_size) for path in listing(inbox)] if inbox.is_dir() else []
+    files = []
+    for path in listing(inbox) if inbox.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # a run takes it in just now
+            files.append((path.name, path.lstat().st_size))
     return digest_bytes(canonical_json(files))[:16] if files else ""
 
 
 def standing(workspace: Workspace, day: dt.date) -> Standing:
     """Whether the closed ``day`` is to train a candidate, or why not."""
-    from agentpipe.feedback.labelled import read_labelled
     from agentpipe.feedback.store import day_state
-    from agentpipe.learning.lineage import trained_labels
 
     state = day_state(store(workspace), day)
 
@@ -86,17 +90,27 @@ def standing(workspace: Workspace, day: dt.date) -> Standing:
     trained = workspace.references.find("policy_checkpoint", candidate_key(day, "feedback"))
     if trained is not None and trained.consumed.get("production_feedback") == state.digest:
         return idle("a candidate was trained on exactly these")
-    known = trained_labels(workspace.root / current.package)
-    new = sum(label not in known for label in read_labelled(store(workspace), day).label_id)
+    new = _new_labels(store(workspace), day, state.digest, workspace.root / current.package, current.digest)
     if new < needed:
         return idle(f"{new} of {state.trainable} labelled decisions are new to the champion, {needed} are needed")
     return Standing(day, "due", f"{new} new labelled decisions", state.digest)
+
+
+@functools.lru_cache(maxsize=128)
+def _new_labels(feedback: Path, day: dt.date, digest: str, package: Path, champion_digest: str) -> int:
+    """How many labels of a day the champion's lineage has not learned; counted once for each state of both."""
+    del digest, champion_digest
+    from agentpipe.feedback.labelled import read_labelled
+    from agentpipe.learning.lineage import trained_labels
+
+    known = trained_labels(package)
+    return sum(label not in known for label in read_labelled(feedback, day).label_id)
 
 
 def feedback_waits(instance: dg.DagsterInstance, workspace: Workspace, day: dt.date) -> str:
     """What the feedback candidate of ``day`` is waiting for or doing; empty where it has ended or is not to be."""
     found = standing(workspace, day)
     runs = instance.get_runs(dg.RunsFilter(tags={FEEDBACK_TAG: found.tag}))
-    if any(run.status not in _OVER for run in runs):
+    if any(run.status not in OVER for run in runs):
         return f"policy_checkpoint[{candidate_key(day, 'feedback')}] runs"
     return "" if runs or found.kind == "idle" else f"{found.text} are about to be trained on"
