@@ -214,10 +214,12 @@ def _settings(home: Path | None) -> Settings:
 
 
 def _rules(settings: Settings, late_days: int | None) -> Rules:
+    from agentpipe.defs.resources import Workspace
     from agentpipe.feedback.intake import rules_for
 
+    known = Workspace(home=str(settings.home)).known_policies()
     days = settings.feedback.late_days if late_days is None else late_days
-    return rules_for(now=dt.datetime.now(dt.UTC), late_days=days)
+    return rules_for(now=dt.datetime.now(dt.UTC), late_days=days, versions=known)
 
 
 def _inbox_files(settings: Settings) -> list[str]:

@@ -197,6 +197,8 @@ def copy_in(dropped: Dropped, inbox: Path) -> Path:
                 os.fsync(copy.fileno())
             Path(name).chmod(0o644)
             Path(name).replace(target)
+        except FileNotFoundError as error:  # a run that began meanwhile has tidied up
+            raise FeedbackError("the copy was removed", file=dropped.path, remedy="submit it again") from error
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise

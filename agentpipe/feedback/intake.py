@@ -12,7 +12,7 @@ from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
 from agentpipe.errors import CorruptError, FeedbackError
 from agentpipe.feedback.batch import Batch
 from agentpipe.feedback.block import Refused
-from agentpipe.feedback.inbox import REFUSED, TAKEN, listing, opened, put_away, reader, refused_digest
+from agentpipe.feedback.inbox import REFUSED, TAKEN, Dropped, listing, opened, put_away, reader, refused_digest
 from agentpipe.feedback.index import writing
 from agentpipe.feedback.jsonl import UnfinishedError
 from agentpipe.feedback.parts import crowded, day_folder, merge, sweep
@@ -24,7 +24,7 @@ from agentpipe.storage import typed_os_errors
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
 BUILT_IN: Final = FeedbackShape(OBSERVATION_SIZE, ACTION_COUNT)
@@ -145,10 +145,16 @@ def take(inbox: Path, store: Path, rules: Rules) -> Intake:
         paths = listing(inbox)
     if not paths:
         return Intake()
-    visit = _Visit(inbox)
-    with committing(store, rules) as batch:
-        for path in paths:
-            visit.look(path, batch)
+    broken: dict[Path, FaultError] = {}
+    while True:
+        visit = _Visit(inbox, broken)
+        try:
+            with committing(store, rules) as batch:
+                for path in paths:
+                    visit.look(path, batch)
+            break
+        except _BrokenOffError as error:  # nothing was taken: once more, without that file
+            broken[error.path] = error.fault
     visit.tidy()
     return Intake(
         files_taken=tuple(visit.taken),
@@ -182,11 +188,20 @@ def _tidy_parts(connection: sqlite3.Connection, store: Path) -> None:
             merge(connection, store, day, kind, numbers)
 
 
-class _Visit:
-    """One round through the inbox."""
+class _BrokenOffError(Exception):
+    """A file that was checked could not be read to its end; some of its rows are in the batch already."""
 
-    def __init__(self, inbox: Path) -> None:
+    def __init__(self, path: Path, fault: FaultError) -> None:
+        super().__init__(str(fault))
+        self.path, self.fault = path, fault
+
+
+class _Visit:
+    """One round through the inbox; files that are known to be ``broken`` are refused without another look."""
+
+    def __init__(self, inbox: Path, broken: Mapping[Path, FaultError]) -> None:
         self.inbox = inbox
+        self._broken = broken
         self.taken: list[str] = []
         self.waiting: dict[str, str] = {}
         self.refused: dict[str, str] = {}
@@ -196,12 +211,14 @@ class _Visit:
         """Takes one file into the batch, or says why not."""
         name = path.name.encode(errors="backslashreplace").decode()
         try:
+            if path in self._broken:
+                raise self._broken[path]
             with opened(path) as dropped:
                 source, known = batch.source(dropped.digest, path.name)
                 if known:
                     batch.count_already(source)
                 else:
-                    batch.add(source, reader(path).read(dropped.file))
+                    self._add(batch, source, dropped)
                 self._leaving.append((path, dropped.digest, dropped.size))
             self.taken.append(name)
         except UnfinishedError as unfinished:
@@ -211,6 +228,13 @@ class _Visit:
             batch.refuse(batch.source(digest, path.name)[0], Refused(fault.reason, fault.detail))
             self.refused[name] = f"{fault.reason}: {fault.detail}"
             self._leaving.append((path, digest, None))
+
+    def _add(self, batch: Batch, source: int, dropped: Dropped) -> None:
+        try:
+            batch.add(source, reader(dropped.path).read(dropped.file))
+        except FaultError as fault:
+            fault.digest = dropped.digest
+            raise _BrokenOffError(dropped.path, fault) from fault
 
     def tidy(self) -> None:
         """Moves the files out of the inbox; one that has grown meanwhile stays, and is looked at again."""

@@ -49,7 +49,8 @@ class LabelledDecisions:
     """n decisions with the label that counts for each: D observation features, A actions.
 
     ``verdict`` is 0 correct, 1 wrong, 2 needs improvement; ``error_type`` 0 perception, 1 planning, 2 execution, −1
-    none; ``corrected_action`` −1 where the annotator gave none.
+    none; ``corrected_action`` −1 where the annotator gave none, or one that the decision's mask forbids (a label may
+    come before its decision, so that its intake cannot tell).
     """
 
     label_id: tuple[str, ...]
@@ -136,8 +137,14 @@ def read_labelled(store: Path, day: dt.date) -> LabelledDecisions:
         verdict=np.array(verdict, dtype=np.int8),
         error_type=np.array(error, dtype=np.int8),
         confidence=np.array(confidence, dtype=np.float32),
-        corrected_action=np.array(corrected, dtype=np.int64),
+        corrected_action=_permitted(np.array(corrected, dtype=np.int64), mask),
     )
+
+
+def _permitted(corrected: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    inside = (corrected >= 0) & (corrected < mask.shape[1])
+    allowed = mask[np.arange(len(mask)), np.where(inside, corrected, 0)] if mask.size else inside
+    return np.where(inside & allowed, corrected, -1)
 
 
 def _decisions(store: Path, of_days: Sequence[int], ids: Sequence[str]) -> pa.Table:

@@ -114,6 +114,14 @@ def test_late_rows_are_in_quarantine_until_they_are_judged_with_more_days(feedba
     assert "nothing" in feedback("quarantine")
 
 
+def test_decisions_of_a_policy_that_the_home_does_not_know_wait_in_quarantine(feedback, tmp_path):
+    lines = SAMPLE.read_text().splitlines()[:1]
+    (tmp_path / "a.jsonl").write_text(lines[0].replace('"policy_version":"random-', '"policy_version":"other-') + "\n")
+    feedback("submit", str(tmp_path / "a.jsonl"))
+    done = feedback("take", "--late-days", MANY, "--json")["inbox"]
+    assert done["quarantined"] == {"unknown_policy_version": 1}
+
+
 def test_a_held_home_is_said_and_nothing_is_taken(feedback, tmp_path):
     feedback("submit", str(SAMPLE))
     with home_lock(tmp_path / "home", "a test"):

@@ -7,6 +7,8 @@ import io
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentpipe.feedback import csvfile
 from agentpipe.feedback.store import quarantined, read_day
@@ -137,6 +139,23 @@ def test_a_header_alone_is_a_table_without_rows(home):
     home.put("a.csv", text().encode())
     report = home()
     assert (report["files_taken"], report["rows_taken"], report["quarantined"]) == (["a.csv"], 0, {})
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from([b'"', b",", b"\n", b"\r\n", b"\xff", b"a", b"decision", b"[1", b"\0", b" "]), max_size=12)
+)
+def test_any_bytes_are_refused_whole_wait_or_give_one_result_a_record(pieces):
+    data = b"kind,decision_id\n" + b"".join(pieces)
+    file = io.BytesIO(data)
+    try:
+        csvfile.check(file)
+    except (csvfile.FaultError, csvfile.UnfinishedError):
+        return
+    file.seek(0)
+    text = data.decode(errors="surrogateescape")
+    records = [cells for cells in csv.reader(io.StringIO(text, newline=""), strict=True) if "".join(cells).strip()]
+    assert len(list(csvfile.read(file))) == len(records) - 1
 
 
 ODD = ["comma_in_quotes", "escaped_quotes", "json", "newlines_crlf", "quotes_and_newlines", "utf8", "empty"]

@@ -11,6 +11,7 @@ import pytest
 from agentpipe.errors import CorruptError, FeedbackError
 from agentpipe.feedback import intake as intake_module
 from agentpipe.feedback.intake import take_in
+from agentpipe.feedback.rows import FaultError
 from agentpipe.feedback.schema import DECISION_TABLE
 from agentpipe.feedback.store import day_state, days, quarantine_counts, quarantined, read_day
 from agentpipe_tests.feedback.examples import DAY, SHAPE, Home, decision, label
@@ -198,6 +199,27 @@ def test_what_is_no_plain_file_is_refused_with_a_reason_and_other_files_are_left
     (home.inbox / "x.jsonl").mkdir()
     home()
     assert home.names() == [".hidden.jsonl", "notes.txt", "refused"]
+
+
+def test_a_file_that_breaks_off_after_it_was_checked_is_refused_whole_and_the_others_taken(home, monkeypatch):
+    from agentpipe.feedback import jsonl
+
+    original = jsonl.read
+
+    def break_off(file):
+        rows = list(original(file))
+        yield from rows[:1]
+        if len(rows) == 3:
+            raise FaultError("unreadable", "the disk gave up")
+        yield from rows[1:]
+
+    home.drop("a.jsonl", decision("a1"), decision("a2"))
+    home.drop("b.jsonl", decision("b1"), decision("b2"), decision("b3"))
+    monkeypatch.setattr(jsonl, "read", break_off)
+    report = home()
+    assert (report["decisions"], report["quarantined"]) == (2, {"unreadable": 1})
+    assert (report["files_taken"], list(report["files_refused"])) == (["a.jsonl"], ["b.jsonl"])
+    assert read_day(home.store, DAY)[0].column("decision_id").to_pylist() == ["a1", "a2"]
 
 
 def test_files_of_one_name_do_not_replace_each_other(home):

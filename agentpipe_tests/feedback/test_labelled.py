@@ -55,6 +55,14 @@ def test_labels_are_joined_with_decisions_of_any_day_and_sorted_by_id(home):
     }  # fmt: skip
 
 
+def test_a_correction_that_the_mask_forbids_is_none(home):
+    wanted = label(corrected_action=1)
+    home.drop("a.jsonl", wanted, decision(mask=[True, False], probabilities=[1, 0], action=0))
+    home()
+    found = read_labelled(home.store, DAY)
+    assert (found.label_id, found.verdict.tolist(), found.corrected_action.tolist()) == (("l1",), [1], [-1])
+
+
 def test_a_superseded_label_teaches_nothing_and_its_successor_does_on_its_own_day(home):
     home.drop("a.jsonl", decision(), label("l1"), label("l2", time="2026-03-29T12:00:00Z", verdict="correct"))
     home()
