@@ -40,8 +40,11 @@ def fail_dead_runs(instance: dg.DagsterInstance) -> list[str]:
         name = run.tags.get(PROCESS_TAG, "")
         host, _, rest = name.partition(":")
         number = rest.partition(":")[0]
-        if host == platform.node() and number.isdigit() and process_name(int(number)) != name:
-            instance.report_run_failed(run, "the process that ran it ended without a word")
+        if host != platform.node() or not number.isdigit() or process_name(int(number)) == name:
+            continue
+        last = instance.get_run_by_id(run.run_id)  # it may have ended well since it was listed, and its process after
+        if last is not None and last.status in _BEGUN:
+            instance.report_run_failed(last, "the process that ran it ended without a word")
             dead.append(run.run_id)
     return dead
 

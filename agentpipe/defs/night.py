@@ -19,6 +19,8 @@ from agentpipe.environments.parameters import CELLS
 _BY_NAME = {stage.name: stage for stage in STAGES}
 _AGAIN = ("retrain", "compare_again")
 """fates of a candidate that lost a race against another; it is made once more"""
+_LAUNCHING = dt.timedelta(seconds=20)
+"""How long the runs that the schedule asked for may take to appear; asked for again here they would run twice."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,15 @@ def next_step(workspace: Workspace, night: Night, runs: Sequence[Past], feedback
     if open_runs:
         names = ", ".join(_name(run.job, run.partition) for run in open_runs[:4])
         return Step("wait", f"{len(open_runs)} of its runs are not over: {names}")
+    waited = now - dt.datetime.fromisoformat(night.begun)
+    if not runs and not night.made_up and waited < _LAUNCHING:
+        return Step("wait", "its first runs are being launched")
     for step in _before_training(workspace, night, runs):
         return step
     fresh, needed = workspace.fresh_cells(), workspace.settings.schedule.cells_needed
     if len(fresh) < needed:
         missing = ", ".join(cell for cell in CELLS if cell not in fresh)
         return Step("end", f"skipped: {len(fresh)} of 15 cells are fresh, {needed} are needed; not fresh: {missing}")
-    waited = now - dt.datetime.fromisoformat(night.begun)
     if feedback and (waited < dt.timedelta(minutes=workspace.settings.schedule.feedback_minutes) or "runs" in feedback):
         return Step("wait", f"for the day's feedback: {feedback}")
     return _training_and_after(workspace, night, runs)

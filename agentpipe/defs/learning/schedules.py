@@ -7,8 +7,7 @@ import datetime as dt
 import dagster as dg
 
 from agentpipe.defs.night import cells_to_ask
-from agentpipe.defs.nights import Nights, day_of
-from agentpipe.defs.partitions import last_closed_day
+from agentpipe.defs.nights import Nights, cron, day_of, last_time
 from agentpipe.defs.resources import Workspace
 from agentpipe.errors import InputError
 from agentpipe.settings import ScheduleSettings
@@ -20,7 +19,7 @@ def nightly_schedule(chosen: ScheduleSettings) -> dg.ScheduleDefinition:
     @dg.schedule(
         name="nightly",
         job_name="cell",
-        cron_schedule=f"{chosen.minute} {chosen.hour} * * *",
+        cron_schedule=cron(chosen),
         execution_timezone=chosen.timezone,
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description="Begins a night for the last UTC day that is over: launches its stale cells. The sensor "
@@ -32,11 +31,19 @@ def nightly_schedule(chosen: ScheduleSettings) -> dg.ScheduleDefinition:
     return nightly
 
 
-def begin(workspace: Workspace, day: dt.date, *, made_up: bool = False) -> list[dg.RunRequest] | dg.SkipReason:
-    """Begins the night of ``day``, once: a night that is late is made up, one that a later one has overtaken is not."""
-    if day != last_closed_day():
-        return dg.SkipReason(f"the night of {day} is overtaken: the last day that is over is {last_closed_day()}")
-    night = Nights(workspace.root).begin(day, dt.datetime.now(dt.UTC), made_up=made_up)
+def begin(
+    workspace: Workspace, day: dt.date, *, made_up: bool = False, now: dt.datetime | None = None
+) -> list[dg.RunRequest] | dg.SkipReason:
+    """Begins the night of ``day``, once: a night that is late is made up, one that a later one has overtaken is not.
+
+    Raises:
+        CorruptError: the file of the night is damaged.
+    """
+    now = now or dt.datetime.now(dt.UTC)
+    latest = day_of(last_time(now, workspace.settings.schedule))
+    if day < latest:
+        return dg.SkipReason(f"the night of {day} is overtaken by that of {latest}")
+    night = Nights(workspace.root).begin(day, now, made_up=made_up)
     if night is None:
         return dg.SkipReason(f"the night of {day} was begun before")
     try:

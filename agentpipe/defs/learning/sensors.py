@@ -68,7 +68,7 @@ def _make_up(
         return dg.SkipReason(f"the schedule is on since {on_since:%Y-%m-%d %H:%M} UTC; no night was due since then")
     if now - begins < LATE:
         return dg.SkipReason(f"the night of {day} is about to begin")
-    return begin(workspace, day, made_up=True)
+    return begin(workspace, day, made_up=True, now=now)
 
 
 def _outcome(nights: Nights, day: dt.date) -> str:

@@ -1,0 +1,33 @@
+"""A made home for each test, and a Dagster instance in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from agentpipe.defs.resources import Workspace
+from agentpipe_tests.defs.homes import copy_home, make_home
+
+
+@pytest.fixture(scope="session")
+def made_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made once; tests get copies."""
+    folder = tmp_path_factory.mktemp("made") / "home"
+    make_home(Workspace(home=str(folder), profile="demo"))
+    return folder
+
+
+@pytest.fixture
+def home(made_home: Path, tmp_path: Path) -> Workspace:
+    """A home of one's own in which everything is made and nothing is due."""
+    return copy_home(made_home, tmp_path)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    """An instance that is gone after the test."""
+    with dg.DagsterInstance.ephemeral() as found:
+        yield found
