@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from agentpipe.settings import Settings
 
+RETRAINING_TOLERANCE = 0.005
+"""about one standard error of the difference of two looks at 245 environments × 8 episodes"""
 Schedule = Literal["linear", "cosine", "constant"]
 
 
@@ -199,6 +201,8 @@ class TrainingOptions:
     """root of every random stream of the training itself"""
     kl_weight: float = 0.0
     """weight of KL(initial || policy), which holds a retraining near the package that it starts from; 0 = none"""
+    tolerance: float = 0.0
+    """validation success that a look may lack of the best one so far and still be kept; the latest such one is"""
 
     def digest(self) -> str:
         """Digest of every option but how live rollouts are recorded, which changes no result."""
@@ -207,8 +211,9 @@ class TrainingOptions:
     def decisive(self) -> dict[str, Any]:
         """Every option that changes a result, as plain JSON values."""
         content = {**as_json(self), "stream": None}
-        if self.kl_weight == 0:  # nothing changes what a training without an anchor is called
-            del content["kl_weight"]
+        for name in ("kl_weight", "tolerance"):  # a training without them is called what it always was
+            if content[name] == 0:
+                del content[name]
         return content
 
 
@@ -344,7 +349,9 @@ def retraining_options(settings: Settings) -> TrainingOptions:
     """The options of a retraining that starts from the champion: :func:`training_options`, near it.
 
     There is no warm-up; the learning rate is ``retraining_rate_share`` of the training's, the budget
-    ``retraining_steps``, and KL(champion || policy) weighs ``retraining_kl_weight``.
+    ``retraining_steps``, and KL(champion || policy) weighs ``retraining_kl_weight``. The latest look at the validation
+    split counts that is as good as the best one within the split's noise: the champion was itself chosen as the best
+    of many looks, so that "better than it" would mean luck, and a night without luck would change nothing.
     """
     chosen, near = training_options(settings), settings.finetuning
     return dataclasses.replace(
@@ -353,6 +360,7 @@ def retraining_options(settings: Settings) -> TrainingOptions:
         warm_up=None,
         budget_steps=near.retraining_steps,
         kl_weight=near.retraining_kl_weight,
+        tolerance=RETRAINING_TOLERANCE,
     )
 
 

@@ -362,14 +362,15 @@ class _Run:
         self.progress("training", done, self.options.budget_steps, ", ".join(parts))
 
     def _look(self) -> None:
-        """Looks at the validation split; keeps the weights when they are the best so far."""
+        """Looks at the validation split; keeps the weights when they are the best so far, within the tolerance."""
         if self.validate is None:
             return
         state, counters = self.state, self.state.counters
         score = float(self.validate(self._package(state.weights())))
+        top, tolerance = max((seen for _, seen in counters.validations), default=None), self.options.tolerance
         counters.validations.append([counters.update, score])
         self.events.write({"charts/validation": score}, counters.environment_steps)
-        if counters.best_score is None or score > counters.best_score:
+        if top is None or score > top or (tolerance > 0 and score >= top - tolerance):
             counters.best_score, counters.best_update, counters.looks = score, counters.update, 0
             state.best = state.weights()
         else:

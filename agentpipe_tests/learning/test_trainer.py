@@ -95,6 +95,21 @@ def test_best_weights_are_restored_not_the_last(tmp_path):
     assert result.package.provenance["update"] == 2
 
 
+def test_the_latest_look_within_the_tolerance_counts(tmp_path):
+    """0.897 lacks 0.004 of the best look and counts; 0.89 lacks more and does not."""
+    scores = iter([0.9, 0.901, 0.897, 0.89])
+    seen = []
+
+    def validate(package):
+        seen.append(package.digest)
+        return next(scores)
+
+    result = run(tmp_path, tiny_options(budget_steps=512 * 6, validate_every=2, tolerance=0.005), validate=validate)
+    assert [score for _, score in result.validations] == [0.9, 0.901, 0.897, 0.89]
+    assert result.package.digest == seen[2]
+    assert result.best_validation == 0.897
+
+
 def test_target_stops_the_run(tmp_path):
     result = run(tmp_path, tiny_options(target=0.8, budget_steps=10**6), validate=tiny_score)
     assert result.reason == "target"
