@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from agentpipe.environments.jit import compiled_before
 from agentpipe.environments.layout import SIMULATOR_VERSION, Purpose
 from agentpipe.errors import AgentpipeError, InputError
 from agentpipe.progress import Progress, silent
@@ -174,7 +175,8 @@ def cell_health(
     """
     cell = _only_cell(environments)
     stage = f"health of {cell}"
-    progress(stage, 0, 3, "building")
+    note = "" if compiled_before() else "; compiling the simulator, once on this machine, takes about half a minute"
+    progress(stage, 0, 3, f"building{note}")
     _warm_up(environments[:1], table, profile, seed)
     before = _resident_mb()
     pool, started, failures = _start(environments, table, profile, seed, threads)

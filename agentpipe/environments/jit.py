@@ -26,6 +26,11 @@ def cache_directory() -> Path:
     return Path(root) / "numba" / digest.hexdigest()[:16]
 
 
+def compiled_before() -> bool:
+    """False where the kernels are still to be compiled, by the first simulation of these sources on this machine."""
+    return any(cache_directory().rglob("*.nbc"))
+
+
 numba.config.CACHE_DIR = str(cache_directory())  # type: ignore[attr-defined]
 
 # Without numba's reference counting (no kernel allocates): its atomic operations cost more than the simulation itself.
