@@ -88,7 +88,7 @@ SHAPES: dict[str, Shape] = {
         frozenset({"pytorch"}),
         {"trajectories": Take.ALL, "observation_statistics": Take.WHOLE, "production_feedback": Take.DAY},
         partitions=candidates,
-        code_version="2",
+        code_version="3",
         settings=("*",),
     ),
     "holdout_evaluation": Shape(
@@ -106,14 +106,20 @@ SHAPES: dict[str, Shape] = {
         settings=("*",),
     ),
     "policy_drift": Shape(
-        "evaluation", frozenset({"pytorch"}), {"policy_checkpoint": Take.SAME}, partitions=candidates, settings=("*",)
+        "evaluation",
+        frozenset({"pytorch"}),
+        {"policy_checkpoint": Take.SAME},
+        partitions=candidates,
+        code_version="2",
+        settings=("*",),
     ),
     "weekly_drift_report": Shape(
         "evaluation",
         _python,
         {"policy_drift": Take.WEEK_OF_CANDIDATES, "production_feedback": Take.WEEK},
         partitions=weeks,
-        settings=("gates",),
+        code_version="2",
+        settings=("gates", "seed", "feedback.minimum_labels"),
     ),
     "triton_bundle": Shape(
         "deployment",
@@ -127,7 +133,9 @@ SHAPES: dict[str, Shape] = {
         partitions=candidates,
         settings=("*",),
     ),
-    "publish": Shape("deployment", _python, {"triton_bundle": Take.SAME}, partitions=candidates, settings=("*",)),
+    "publish": Shape(
+        "deployment", _python, {"triton_bundle": Take.SAME}, partitions=candidates, code_version="2", settings=("*",)
+    ),
     "champion_evaluation": Shape(
         "evaluation",
         frozenset({"pytorch", "parquet"}),

@@ -4,17 +4,18 @@ import datetime as dt
 
 import dagster as dg
 
+from agentpipe.defs.drifting import drift_from
 from agentpipe.defs.evaluation.checks import attribution_specs, evaluation_gates, evaluation_specs
+from agentpipe.defs.evaluation.weekly import measured
 from agentpipe.defs.gates import check_result, figures
 from agentpipe.defs.graph import specification
 from agentpipe.defs.partitions import TRIGGERS, candidate_key, days_of_week
-from agentpipe.defs.players import judged_players, parent_of, policy_player, rules
+from agentpipe.defs.players import judged_players, parent_of, policy_player
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.scene import scene
 from agentpipe.defs.steps import markdown, plot, purpose, rows, step
 
 SHOWN = ("success", "ci95", "decision_seconds", "decision_seconds_ci95", "episodes", "environments", "mean_steps")
-REFERENCE_ROWS = 20_000
 
 
 @dg.asset(**specification("holdout_evaluation"), check_specs=evaluation_specs())
@@ -123,29 +124,13 @@ def policy_drift(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.
     environments: overall, by cell, by segment, with an interval. Says NO_CHAMPION before there is one and
     INSUFFICIENT_DATA for too few rows, never "no drift".
     """
-    from agentpipe.evaluation import drift
     from agentpipe.evaluation.plots import drift_by_cell
-    from agentpipe.evaluation.reference import collect_reference
-    from agentpipe.learning.package import PolicyPackage
     from agentpipe.storage import canonical_json, digest_bytes, write_json
 
     with step(context, workspace) as work:
-        setting, settings, current = scene(workspace), workspace.settings, parent_of(workspace, work.partition)
-        reference = collect_reference(
-            setting.catalog.environments("train"),
-            setting.table,
-            setting.profile,
-            rules(setting.profile),
-            seed=settings.seed,
-            rows=REFERENCE_ROWS,
-            threads=settings.threads,
-        )
-        result = drift.policy_drift(
-            PolicyPackage.load(workspace.references.artefact("policy_checkpoint", work.partition)),
-            PolicyPackage.load(workspace.root / current.package) if current else None,
-            reference,
-            limit=settings.gates.drift_kl_review,
-        )
+        current = parent_of(workspace, work.partition)
+        package = workspace.references.artefact("policy_checkpoint", work.partition)
+        result = drift_from(workspace, package, current)
         path = work.folder / "drift.json"
         write_json(path, result.to_dict())
         return work.result(
@@ -167,10 +152,11 @@ def policy_drift(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.
 
 @dg.asset(**specification("weekly_drift_report"))
 def weekly_drift_report(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.MaterializeResult:
-    """A page for people: the week's policy drift, and the labels that production gave.
+    """A page for people: what the week's candidates, its champion and production say together.
 
-    Puts together the drift of every candidate trained in the week and the counts of each day's feedback. The report of
-    a running week is preliminary.
+    Policy drift of every candidate and of this week's champion against last week's; production's observations against
+    training's and against last week's; labels, share judged correct, human interventions, quarantine. Too little of
+    any of them is INSUFFICIENT_DATA, never "no drift". The report of a running week is preliminary.
     """
     from agentpipe.evaluation.drift import DriftResult
     from agentpipe.evaluation.weekly import DriftDay, FeedbackDay, weekly_report
@@ -190,7 +176,9 @@ def weekly_drift_report(context: dg.AssetExecutionContext, workspace: Workspace)
             for day in days_of_week(week)
             if (found := references.find("production_feedback", day.isoformat()))
         ]
-        report = weekly_report(week, drift, feedback, limit=workspace.settings.gates.drift_kl_review)
+        work.progress("measure", 0, 1)
+        limit = workspace.settings.gates.drift_kl_review
+        report = weekly_report(week, drift, feedback, limit=limit, measured=measured(workspace, week))
         report.save(work.folder)
         return work.result(
             data_version=report.digest,
@@ -199,5 +187,6 @@ def weekly_drift_report(context: dg.AssetExecutionContext, workspace: Workspace)
             metadata={
                 "report": markdown(report.markdown()),
                 "page": dg.MetadataValue.url((work.folder.resolve() / "report.html").as_uri()),
+                **{name: plot(png, name) for name, png in report.plots.items()},
             },
         )
