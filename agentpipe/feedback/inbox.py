@@ -184,11 +184,12 @@ def copy_in(dropped: Dropped, inbox: Path) -> Path:
     """The content of ``dropped`` as a new file of the inbox, durably."""
     import shutil
 
-    target = inbox / dropped.path.name
+    name = dropped.path.name.lstrip(".")  # hidden names are not looked at
+    target = inbox / (name if Path(name).suffix else f"feedback.{name}")
     with typed_os_errors(inbox):
         inbox.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(target):
-            target = inbox / f"{dropped.path.stem}-{dropped.digest[:12]}{dropped.path.suffix}"
+            target = inbox / f"{target.stem}-{dropped.digest[:12]}{target.suffix}"
         descriptor, name = tempfile.mkstemp(prefix=".staging-", dir=inbox)
         try:
             with os.fdopen(descriptor, "wb") as copy:

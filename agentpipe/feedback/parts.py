@@ -116,7 +116,7 @@ def read_part(file: IO[bytes], path: Path, kind: str, columns: Sequence[str] | N
         for group in range(part.num_row_groups):
             # One thread: pyarrow's pool may abort the process at its exit.
             yield part.read_row_group(group, columns=columns, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are not UTF-8
         raise CorruptError(f"cannot be read: {error}", file=path, remedy="restore it from a copy") from error
 
 

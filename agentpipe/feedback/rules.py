@@ -47,7 +47,7 @@ class Rules:
     Args:
         shape: Sizes that a decision must have.
         now: Aware; a row more than five minutes later is from the future.
-        late_days: A row whose UTC day ended more than so many days before the UTC day of ``now`` is late; None: never.
+        late_days: A row whose UTC day lies more than so many days before the UTC day of ``now`` is late; None: never.
         versions: The policy versions that decisions may name; None: any.
     """
 
@@ -128,7 +128,7 @@ def _times(marks: Judge, rules: Rules) -> None:
     marks.mark(time > latest, "future_time", lambda row: f"time {text(row)} is later than now")
     if rules.late_days is not None:
         first = day_number(rules.now.astimezone(dt.UTC).date()) - rules.late_days
-        detail = f"its day ended more than {rules.late_days} days ago"
+        detail = f"its UTC day lies more than {rules.late_days} days back"
         late = np.floor_divide(time, MICROSECONDS_OF_DAY) < first
         marks.mark(late, "late", lambda row: f"time {text(row)}: {detail}")
 

@@ -64,6 +64,12 @@ def test_a_file_is_submitted_taken_and_shown(feedback):
     assert "0 rows" in feedback("take")
 
 
+def test_a_file_with_a_hidden_name_is_not_lost_in_the_inbox(feedback, tmp_path):
+    shutil.copy(SAMPLE, tmp_path / ".sample.jsonl")
+    feedback("submit", str(tmp_path / ".sample.jsonl"))
+    assert feedback("status", "--json")["inbox"] == ["sample.jsonl"]
+
+
 def test_a_file_submitted_twice_is_taken_once(feedback):
     feedback("submit", str(SAMPLE), str(SAMPLE))
     done = feedback("take", "--late-days", MANY, "--json")["inbox"]

@@ -133,7 +133,7 @@ import sys
 from pathlib import Path
 from agentpipe_tests.feedback.examples import Home, decision, label
 home = Home(Path(sys.argv[1]))
-for number in range(40):
+for number in range(25):
     home.drop("a.jsonl", decision(f"d{number}"), label(f"l{number}", decision_id=f"d{number}"))
     home()
 """
@@ -148,7 +148,7 @@ for number in range(40):
         time.sleep(0.01)
     assert process.returncode == 0
     assert len(looks) > 3
-    assert len(read_labelled(home.store, DAY)) == 40
+    assert len(read_labelled(home.store, DAY)) == 25
 
 
 def test_many_small_files_in_one_call_lose_and_double_nothing(home):

@@ -73,7 +73,7 @@ def taken_in(rows, cuts, folder):
     return home
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.one_of(decisions, labels), max_size=14), st.lists(st.integers(0, 14), max_size=4))
 def test_figures_of_every_day_are_those_of_a_naive_model(rows, cuts):
     model = Model(rows)

@@ -14,19 +14,22 @@ from agentpipe.defs.steps import rows, step
 def production_feedback(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.MaterializeResult:
     """Decisions and labels of one UTC day.
 
-    Takes every JSONL, CSV and Parquet file of the inbox whole; each row lands once, in the rows of its own day or in
-    quarantine with a reason. Then counts the day: decisions, labels by verdict and error type, decisions without a
-    label. A day without feedback has zero rows. Labels train once: the day's
-    feedback candidate, or the night, learns those that no ancestor has.
+    Takes every JSONL, CSV and Parquet file of the inbox whole, and what the Redis stream has; each row lands once, in
+    the rows of its own day or in quarantine with a reason. Then counts the day: decisions, labels by verdict and error
+    type, decisions without a label. A day without feedback has zero rows. Labels train once: the day's feedback
+    candidate, or the night, learns those that no ancestor has.
     """
-    from agentpipe.feedback.intake import take_in
+    from agentpipe.feedback.intake import Intake, report_day, rules_for
+    from agentpipe.feedback.stream import stream_of, take_all
 
     with step(context, workspace) as work:
         assert work.partition is not None
         day, folder = dt.date.fromisoformat(work.partition), workspace.root / "feedback"
         work.progress("take in", 0, 1)
-        late, known = workspace.settings.feedback.late_days, workspace.known_policies()
-        report = take_in(folder / "inbox", day, folder / "store", late_days=late, versions=known)
+        settings = workspace.settings
+        rules = rules_for(late_days=settings.feedback.late_days, versions=workspace.known_policies())
+        done = take_all(folder / "inbox", folder / "store", rules, stream_of(settings))
+        report = report_day(folder / "store", day, sum(done.values(), Intake()))
         state, quarantined = report.state, report.intake.quarantined
         # what was consumed is what now lies in the store: the intake has emptied the inbox
         settled = dataclasses.replace(work, consumed=workspace.consumed(work.asset, work.partition))
