@@ -122,8 +122,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], flush_lef
 
 
 def ask(rows: Sequence[Unlabelled], annotator: str | None) -> list[Answer]:
-    """Asks for one decision after the other; ``q`` ends it and keeps the answers so far."""
-    from agentpipe.feedback.review import Answer, action_name, check_annotator
+    """Asks for one decision after the other; ``q``, the end of input and Ctrl-C end it and keep the answers so far."""
+    from agentpipe.feedback.review import action_name, check_annotator
 
     who = check_annotator(annotator or user())
     answers: list[Answer] = []
@@ -134,20 +134,29 @@ def ask(rows: Sequence[Unlabelled], annotator: str | None) -> list[Answer]:
         typer.echo(
             f"  {action_name(row.action)} with probability {row.probability:.3f}, result {row.result or 'unknown'}"
         )
-        verdict = _choose("correct, wrong, needs improvement, skip, quit [c/w/n/s/q]", {*_VERDICTS, "s", "q"}, "s")
+        try:
+            verdict = _choose("correct, wrong, needs improvement, skip, quit [c/w/n/s/q]", {*_VERDICTS, "s", "q"}, "s")
+            if verdict in _VERDICTS:
+                answers.append(_answer(row, verdict, who))
+        except typer.Abort:
+            verdict = "q"
+            typer.echo()
         if verdict == "q":
             break
-        if verdict == "s":
-            continue
-        error, corrected = None, None
-        if verdict != "c":
-            error = _ERRORS[_choose("fault: perception, planning, execution, none [p/l/e/]", set(_ERRORS), "")]
-            corrected = _action()
-        confidence = typer.prompt("confidence", default=1.0, type=float)
-        while not 0 < confidence <= 1:
-            confidence = typer.prompt("confidence, above 0 and at most 1", default=1.0, type=float)
-        answers.append(Answer(row.decision_id, _VERDICTS[verdict], error, confidence, who, corrected))
     return answers
+
+
+def _answer(row: Unlabelled, verdict: str, who: str) -> Answer:
+    from agentpipe.feedback.review import Answer
+
+    error, corrected = None, None
+    if verdict != "c":
+        error = _ERRORS[_choose("fault: perception, planning, execution, none [p/l/e/]", set(_ERRORS), "")]
+        corrected = _action()
+    confidence = typer.prompt("confidence", default=1.0, type=float)
+    while not 0 < confidence <= 1:
+        confidence = typer.prompt("confidence, above 0 and at most 1", default=1.0, type=float)
+    return Answer(row.decision_id, _VERDICTS[verdict], error, confidence, who, corrected)
 
 
 def _choose(question: str, allowed: set[str], default: str) -> str:

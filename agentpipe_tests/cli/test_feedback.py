@@ -175,6 +175,11 @@ def test_on_a_terminal_one_decision_after_the_other_is_asked_for(taken, monkeypa
     assert days[-1]["error_types"] == {"planning": 1}
 
 
+def test_answers_before_the_end_of_input_are_kept_and_the_half_one_is_not(taken, monkeypatch):
+    monkeypatch.setattr(labelling, "on_terminal", lambda: True)
+    assert "1 labels, 0 said before" in taken("label", "--annotator", "kim", given="c\n\nw\np\n")
+
+
 def test_an_annotator_is_one_word(taken, monkeypatch):
     monkeypatch.setattr(labelling, "on_terminal", lambda: True)
     taken("label", "--annotator", "kim lee", given="q\n", ok=False)
