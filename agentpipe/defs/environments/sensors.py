@@ -12,6 +12,7 @@ from agentpipe.defs.backfill import backfill_request, cancel_unstarted, unfinish
 from agentpipe.defs.resources import CELL_CHAIN, Workspace
 from agentpipe.defs.sources import source_events
 from agentpipe.defs.table_plan import CHANGE_TAG, JUDGED_AFTERWARDS, Plan, table_plan
+from agentpipe.defs.under_way import unfinished_run
 from agentpipe.errors import AgentpipeError
 from agentpipe.settings import ScheduleSettings
 
@@ -53,6 +54,9 @@ def _launch(context: dg.SensorEvaluationContext, workspace: Workspace, plan: Pla
     new = {cell: digest for cell, digest in plan.cells.items() if asked.get(cell) != digest}
     if not new:
         return skip("no cell is due" if not plan.cells else f"launched before, and not made: {', '.join(plan.cells)}")
+    making = unfinished_run(context.instance, {("cell", cell) for cell in new})
+    if making:
+        return skip(f"run {making.run_id} of a night makes some of it already")
     assert context.repository_def is not None
     partitions = [(item.asset, item.partition) for item in plan.due if item.partition is None or item.partition in new]
     request = backfill_request(context.repository_def.asset_graph, partitions, _tags(plan))

@@ -61,14 +61,18 @@ def untaken_days(workspace: Workspace) -> list[tuple[dt.date, str]]:
 
 
 def waiting_input(workspace: Workspace) -> str:
-    """Digest of the names and sizes of what waits in the inbox; empty where nothing does."""
+    """Digest of the names, sizes and times of change of what waits in the inbox; empty where nothing does.
+
+    The times tell a file from an earlier one of the same name and size, which a run has taken in.
+    """
     from agentpipe.feedback.inbox import listing
 
     inbox = workspace.root / "feedback" / "inbox"
     files = []
     for path in listing(inbox) if inbox.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):  # a run takes it in just now
-            files.append((path.name, path.lstat().st_size))
+            found = path.lstat()
+            files.append((path.name, found.st_size, found.st_ctime_ns))
     return digest_bytes(canonical_json(files))[:16] if files else ""
 
 

@@ -9,6 +9,7 @@ import dagster as dg
 from agentpipe.defs.night import cells_to_ask
 from agentpipe.defs.nights import Nights, cron, day_of, last_time
 from agentpipe.defs.resources import Workspace
+from agentpipe.defs.under_way import unless_under_way
 from agentpipe.errors import InputError
 from agentpipe.settings import ScheduleSettings
 
@@ -26,7 +27,7 @@ def nightly_schedule(chosen: ScheduleSettings) -> dg.ScheduleDefinition:
         "`nightly_candidate` waits for them and for the day's feedback run, and then trains.",
     )
     def nightly(context: dg.ScheduleEvaluationContext, workspace: Workspace) -> list[dg.RunRequest] | dg.SkipReason:
-        return begin(workspace, day_of(context.scheduled_execution_time))
+        return unless_under_way(context.instance, begin(workspace, day_of(context.scheduled_execution_time)))
 
     return nightly
 

@@ -12,6 +12,7 @@ from agentpipe.defs.learning.schedules import begin
 from agentpipe.defs.night import next_step, past_runs
 from agentpipe.defs.nights import Nights, day_of, last_time
 from agentpipe.defs.resources import Workspace
+from agentpipe.defs.under_way import unless_under_way
 from agentpipe.errors import AgentpipeError
 from agentpipe.settings import ScheduleSettings
 
@@ -44,7 +45,7 @@ def nightly_sensor(chosen: ScheduleSettings) -> dg.SensorDefinition:
         except AgentpipeError as error:
             return dg.SkipReason(f"night {night.day} cannot go on: {error}")
         if step.kind == "ask":
-            return [asked.request(night) for asked in step.asked]
+            return unless_under_way(context.instance, [asked.request(night) for asked in step.asked])
         if step.kind == "end":
             nights.end(night, now, step.text)
             return dg.SkipReason(f"night {night.day} has ended: {step.text}")
@@ -68,7 +69,7 @@ def _make_up(
         return dg.SkipReason(f"the schedule is on since {on_since:%Y-%m-%d %H:%M} UTC; no night was due since then")
     if now - begins < LATE:
         return dg.SkipReason(f"the night of {day} is about to begin")
-    return begin(workspace, day, made_up=True, now=now)
+    return unless_under_way(context.instance, begin(workspace, day, made_up=True, now=now))
 
 
 def _outcome(nights: Nights, day: dt.date) -> str:
