@@ -77,6 +77,28 @@ def stream_of(settings: Settings) -> FeedbackStream | None:
     return FeedbackStream(settings.redis_url.get_secret_value(), options.stream, options.group)
 
 
+def waiting_entries(source: FeedbackStream) -> str:
+    """What the stream holds that is not acknowledged: its last entry's id and how many; empty where there is nothing.
+
+    Raises:
+        RedisServerError: the server is away, slow, refuses, or the key is no stream.
+    """
+    with contextlib.closing(connect(source.url)) as client, redis_errors(client):
+        if not client.exists(source.stream):
+            return ""
+        about: Any = client.xinfo_stream(source.stream)
+        groups: Any = client.xinfo_groups(source.stream)
+    own = [group for group in groups if group["name"] in (source.group, source.group.encode())]
+    if not own:
+        count = int(about["length"])
+    else:  # the server does not know the lag where entries were deleted: what it has delivered tells
+        lag = own[0].get("lag")
+        behind = own[0]["last-delivered-id"] != about["last-generated-id"]
+        count = int(own[0]["pending"]) + (int(behind) if lag is None else int(lag))
+    last = about["last-generated-id"]
+    return f"{last.decode() if isinstance(last, bytes) else last}:{count}" if count else ""
+
+
 def take_all(inbox: Path, store: Path, rules: Rules, source: FeedbackStream | None) -> dict[str, Intake]:
     """What lies in the inbox, and then what the stream has, each with its name; see :func:`take_stream`."""
     done = {"inbox": take(inbox, store, rules)}

@@ -14,7 +14,7 @@ from agentpipe.feedback import stream as stream_module
 from agentpipe.feedback.intake import rules_for
 from agentpipe.feedback.retry import retry
 from agentpipe.feedback.store import day_state, quarantine_counts, quarantined, read_day
-from agentpipe.feedback.stream import FeedbackStream, take_stream
+from agentpipe.feedback.stream import FeedbackStream, take_stream, waiting_entries
 from agentpipe_tests.feedback.examples import DAY, NOW, SHAPE, decision, label
 from agentpipe_tests.redis_server import redis_server
 
@@ -158,3 +158,15 @@ def test_a_server_that_is_away_is_a_typed_error(home):
     with pytest.raises(RedisServerError, match="cannot be reached"):
         take_stream(FeedbackStream(url, NAME, GROUP), home.store, RULES)
     assert not home.store.exists()
+
+
+def test_what_waits_is_seen_until_it_is_acknowledged(server, client, home):
+    source = FeedbackStream(server.url, NAME, GROUP)
+    assert waiting_entries(source) == ""
+    first = client.xadd(NAME, {"row": b"{}"}).decode()
+    assert waiting_entries(source) == f"{first}:1"
+    take_stream(source, home / "feedback" / "store", RULES)
+    assert waiting_entries(source) == ""
+    second = client.xadd(NAME, {"row": b"{}"}).decode()
+    client.xreadgroup(GROUP, "another", {NAME: ">"})  # delivered to one that died
+    assert waiting_entries(source) == f"{second}:1"

@@ -8,6 +8,7 @@ import dagster as dg
 from agentpipe.defs.graph import specification
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.steps import rows, step
+from agentpipe.errors import RedisServerError
 
 
 @dg.asset(**specification("production_feedback"))
@@ -19,8 +20,8 @@ def production_feedback(context: dg.AssetExecutionContext, workspace: Workspace)
     type, decisions without a label. A day without feedback has zero rows. Labels train once: the day's feedback
     candidate, or the night, learns those that no ancestor has.
     """
-    from agentpipe.feedback.intake import Intake, report_day, rules_for
-    from agentpipe.feedback.stream import stream_of, take_all
+    from agentpipe.feedback.intake import Intake, report_day, rules_for, take
+    from agentpipe.feedback.stream import stream_of, take_stream
 
     with step(context, workspace) as work:
         assert work.partition is not None
@@ -28,8 +29,13 @@ def production_feedback(context: dg.AssetExecutionContext, workspace: Workspace)
         work.progress("take in", 0, 1)
         settings = workspace.settings
         rules = rules_for(late_days=settings.feedback.late_days, versions=workspace.known_policies())
-        done = take_all(folder / "inbox", folder / "store", rules, stream_of(settings))
-        report = report_day(folder / "store", day, sum(done.values(), Intake()))
+        done, away = take(folder / "inbox", folder / "store", rules), ""
+        try:
+            done += take_stream(stream, folder / "store", rules) if (stream := stream_of(settings)) else Intake()
+        except RedisServerError as error:  # what it holds stays there; the inbox is taken in all the same
+            away = str(error)
+            context.log.warning("the stream was not read: %s", away)
+        report = report_day(folder / "store", day, done)
         state, quarantined = report.state, report.intake.quarantined
         # what was consumed is what now lies in the store: the intake has emptied the inbox
         settled = dataclasses.replace(work, consumed=workspace.consumed(work.asset, work.partition))
@@ -52,6 +58,7 @@ def production_feedback(context: dg.AssetExecutionContext, workspace: Workspace)
                 "error_types": state.error_types,
             },
             metadata={
+                **({"stream": away} if away else {}),
                 **{
                     table: rows([{"name": name, "labels": count} for name, count in counts.items()])
                     for table, counts in tables.items()

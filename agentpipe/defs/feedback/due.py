@@ -14,6 +14,7 @@ import dagster as dg
 from agentpipe.defs.partitions import START, candidate_key, last_closed_day
 from agentpipe.defs.players import champion
 from agentpipe.defs.resources import Workspace
+from agentpipe.errors import RedisServerError
 from agentpipe.storage import canonical_json, digest_bytes
 
 FEEDBACK_TAG = "agentpipe/feedback"
@@ -61,11 +62,13 @@ def untaken_days(workspace: Workspace) -> list[tuple[dt.date, str]]:
 
 
 def waiting_input(workspace: Workspace) -> str:
-    """Digest of the names, sizes and times of change of what waits in the inbox; empty where nothing does.
+    """Digest of what waits in inbox and stream: files by name, size and time of change; empty where nothing does.
 
-    The times tell a file from an earlier one of the same name and size, which a run has taken in.
+    The times tell a file from an earlier one of the same name and size, which a run has taken in. A Redis that is away
+    keeps no file waiting.
     """
     from agentpipe.feedback.inbox import listing
+    from agentpipe.feedback.stream import stream_of, waiting_entries
 
     inbox = workspace.root / "feedback" / "inbox"
     files = []
@@ -73,7 +76,11 @@ def waiting_input(workspace: Workspace) -> str:
         with contextlib.suppress(FileNotFoundError):  # a run takes it in just now
             found = path.lstat()
             files.append((path.name, found.st_size, found.st_ctime_ns))
-    return digest_bytes(canonical_json(files))[:16] if files else ""
+    stream, entries = stream_of(workspace.settings), ""
+    if stream is not None:
+        with contextlib.suppress(RedisServerError):
+            entries = waiting_entries(stream)
+    return digest_bytes(canonical_json([files, entries]))[:16] if files or entries else ""
 
 
 def standing(workspace: Workspace, day: dt.date) -> Standing:
