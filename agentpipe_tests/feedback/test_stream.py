@@ -165,7 +165,7 @@ def test_what_waits_is_seen_until_it_is_acknowledged(server, client, home):
     assert waiting_entries(source) == ""
     first = client.xadd(NAME, {"row": b"{}"}).decode()
     assert waiting_entries(source) == f"{first}:1"
-    take_stream(source, home / "feedback" / "store", RULES)
+    take_stream(source, home.store, RULES)
     assert waiting_entries(source) == ""
     second = client.xadd(NAME, {"row": b"{}"}).decode()
     client.xreadgroup(GROUP, "another", {NAME: ">"})  # delivered to one that died
