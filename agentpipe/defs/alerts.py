@@ -12,29 +12,64 @@ if TYPE_CHECKING:
     from agentpipe.alerts import Alert
 
 
-def alert_sensor(chosen: AlertSettings, every_seconds: int) -> dg.SensorDefinition:
-    """The sensor ``failure_alerts``; without a webhook its ticks say that there is none."""
+MOST_ALERTS = 5
+"""Failed runs that one tick tells of; the next tick goes on with the others."""
 
-    @dg.run_failure_sensor(
+
+def alert_sensor(chosen: AlertSettings, every_seconds: int) -> dg.SensorDefinition:
+    """The sensor ``failure_alerts``; without a webhook its ticks say that there is none.
+
+    Dagster's own sensors of run failures go on to the next run where one could not be told of, since they take their
+    effects for done; so the cursor is kept here.
+    """
+
+    @dg.sensor(
         name="failure_alerts",
         minimum_interval_seconds=every_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Tells the webhook of every failed run, and of the gates that failed in it. An alert that is not "
         "delivered fails the tick and is sent again at the next.",
     )
-    def failure_alerts(context: dg.RunFailureSensorContext) -> dg.SkipReason | None:
-        from agentpipe.alerts import send
-
-        if chosen.webhook is None:
-            return dg.SkipReason("no webhook is set (AGENTPIPE_ALERTS__WEBHOOK)")
-        sent = send(
-            chosen.webhook, failure_alert(context.instance, context.dagster_run, chosen.ui), chosen.timeout_seconds
-        )
-        if not sent.delivered:
-            raise dg.Failure(f"the alert was not delivered: {sent.reason}")
-        return None
+    def failure_alerts(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        return tell_failures(context.instance, context.cursor, chosen)
 
     return failure_alerts
+
+
+def tell_failures(instance: dg.DagsterInstance, cursor: str | None, chosen: AlertSettings) -> dg.SensorResult:
+    """Tells of the runs that failed after ``cursor``, oldest first; at the first look of none, there is no past yet.
+
+    Raises:
+        Failure: the first of them was not delivered; the cursor stays before it.
+    """
+    from agentpipe.alerts import send
+
+    def result(told: str, place: int) -> dg.SensorResult:
+        return dg.SensorResult(skip_reason=told, cursor=str(place))
+
+    if chosen.webhook is None:
+        return result("no webhook is set (AGENTPIPE_ALERTS__WEBHOOK)", _last_failure(instance))
+    if cursor is None or not cursor.isdecimal():
+        return result("runs that fail from now on are told of", _last_failure(instance))
+    wanted = dg.RunStatusChangeRecordsFilter(dg.DagsterEventType.RUN_FAILURE, after_storage_id=int(cursor))
+    place, told = int(cursor), 0
+    for record in instance.fetch_run_status_changes(wanted, limit=MOST_ALERTS, ascending=True).records:
+        run = instance.get_run_by_id(record.run_id)
+        if run is not None:
+            sent = send(chosen.webhook, failure_alert(instance, run, chosen.ui), chosen.timeout_seconds)
+            if not sent.delivered and not told:
+                raise dg.Failure(f"the alert was not delivered: {sent.reason}")
+            if not sent.delivered:
+                return result(f"told of {told} failed runs; the next was not delivered: {sent.reason}", place)
+            told += 1
+        place = record.storage_id
+    return result(f"told of {told} failed runs" if told else "no run has failed since", place)
+
+
+def _last_failure(instance: dg.DagsterInstance) -> int:
+    """Where the log of failed runs ends."""
+    records = instance.fetch_run_status_changes(dg.DagsterEventType.RUN_FAILURE, limit=1).records
+    return records[0].storage_id if records else 0
 
 
 def failure_alert(instance: dg.DagsterInstance, run: dg.DagsterRun, ui: str | None) -> Alert:

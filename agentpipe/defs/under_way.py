@@ -11,7 +11,7 @@ from agentpipe.defs.table_plan import CHANGE_TAG
 
 OVER = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 """Statuses of a run that will not change any more."""
-_UNFINISHED = [status for status in dg.DagsterRunStatus if status not in OVER]
+UNFINISHED = [status for status in dg.DagsterRunStatus if status not in OVER]
 
 
 def unless_under_way(
@@ -31,5 +31,5 @@ def unfinished_run(
     instance: dg.DagsterInstance, wanted: Collection[tuple[str | None, str | None]]
 ) -> dg.DagsterRun | None:
     """A run that is not over of one of these jobs and partitions."""
-    runs = instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED))
+    runs = instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
     return next((run for run in runs if (run.job_name, run.tags.get("dagster/partition")) in wanted), None)

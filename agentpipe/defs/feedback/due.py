@@ -14,13 +14,12 @@ import dagster as dg
 from agentpipe.defs.partitions import START, candidate_key, last_closed_day
 from agentpipe.defs.players import champion
 from agentpipe.defs.resources import Workspace
+from agentpipe.defs.under_way import OVER
 from agentpipe.errors import RedisServerError
 from agentpipe.storage import canonical_json, digest_bytes
 
 FEEDBACK_TAG = "agentpipe/feedback"
 """Tag of a run that trains on a day's feedback; its value is the day and the feedback's digest."""
-OVER = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
-"""Statuses of a run that has ended, one way or the other."""
 
 
 @dataclass(frozen=True)

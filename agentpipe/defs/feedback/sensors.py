@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dagster as dg
 
-from agentpipe.defs.feedback.due import FEEDBACK_TAG, closed_days, standing, untaken_days, waiting_input
+from agentpipe.defs.feedback.due import FEEDBACK_TAG, Standing, closed_days, standing, untaken_days, waiting_input
 from agentpipe.defs.jobs import asset_jobs
 from agentpipe.defs.partitions import candidate_key, last_closed_day
 from agentpipe.defs.resources import Workspace
+from agentpipe.defs.under_way import UNFINISHED
 from agentpipe.errors import AgentpipeError
 from agentpipe.settings import ScheduleSettings
 
@@ -27,40 +28,68 @@ def feedback_sensor(chosen: ScheduleSettings) -> dg.SensorDefinition:
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Takes in what lies in the inbox or the stream, and starts the incremental fine-tuning of a day "
         "once it is over and there is enough feedback; else its tick says why not. Amended feedback trains once more, "
-        "unchanged feedback never.",
+        "unchanged feedback never. An intake that fails is tried three times.",
     )
     def feedback(context: dg.SensorEvaluationContext, workspace: Workspace) -> list[dg.RunRequest] | dg.SkipReason:
+        instance = context.instance
+        taking = instance.get_runs(dg.RunsFilter(job_name="feedback_day", statuses=UNFINISHED), limit=1)
+        if taking:
+            return dg.SkipReason(f"feedback is being taken in by run {taking[0].run_id}")
         try:
-            intake = _intake(workspace)
+            intake, given_up = _intake(instance, workspace)
             if intake:
                 return intake
             found = [standing(workspace, day) for day in closed_days(workspace)]
         except AgentpipeError as error:
             return dg.SkipReason(f"the feedback cannot be judged: {error}")
-        due = [item for item in found if item.kind == "due"]
-        if not due:
-            lines = [f"{item.day}: {item.text}" for item in found]
-            return dg.SkipReason("; ".join(lines) or "no feedback of a day that is over")
-        # One at a time: the next one starts from the champion that this one may become.
-        item = due[0]
-        key = candidate_key(item.day, "feedback")
-        tags = {FEEDBACK_TAG: item.tag}
-        if context.instance.get_runs(dg.RunsFilter(tags=tags), limit=1):
-            return dg.SkipReason(
-                f"{item.day}: its run was launched before for exactly this feedback; see the runs page"
-            )
-        return [dg.RunRequest(run_key=f"feedback:{item.tag}", job_name="candidate", partition_key=key, tags=tags)]
+        return _training(instance, found, given_up)
 
     return feedback
 
 
-def _intake(workspace: Workspace) -> list[dg.RunRequest]:
-    """A run for what waits, and one for each day whose partition lags behind the store."""
-    asked = {day: f"feedback_day:{day}:{digest[:16]}" for day, digest in untaken_days(workspace)}
+def _training(
+    instance: dg.DagsterInstance, found: list[Standing], lines: list[str]
+) -> list[dg.RunRequest] | dg.SkipReason:
+    """A run for the first day that is due and was not launched for exactly its feedback; else why there is none."""
+    running = [run for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED)) if FEEDBACK_TAG in run.tags]
+    if running:  # one at a time: the next one starts from the champion that this one may become
+        return dg.SkipReason(f"{running[0].tags[FEEDBACK_TAG]} is being trained on by run {running[0].run_id}")
+    for item in found:
+        tags = {FEEDBACK_TAG: item.tag}
+        if item.kind != "due":
+            lines.append(f"{item.day}: {item.text}")
+        elif instance.get_runs(dg.RunsFilter(tags=tags), limit=1):
+            lines.append(f"{item.day}: its run was launched before for exactly this feedback; see the runs page")
+        else:
+            key = candidate_key(item.day, "feedback")
+            return [dg.RunRequest(run_key=f"feedback:{item.tag}", job_name="candidate", partition_key=key, tags=tags)]
+    return dg.SkipReason("; ".join(lines) or "no feedback of a day that is over")
+
+
+def _intake(instance: dg.DagsterInstance, workspace: Workspace) -> tuple[list[dg.RunRequest], list[str]]:
+    """A run for what waits, and one for each day whose partition lags behind the store; and what was given up.
+
+    A file that is not finished yet waits on after its run went well, and is not asked for again until it has grown.
+    """
+    wanted = {f"{day}:{digest[:16]}": day for day, digest in untaken_days(workspace)}
     waiting = waiting_input(workspace)
     if waiting:
-        day = last_closed_day()
-        asked[day] = f"{asked.get(day, f'feedback_day:{day}')}:{waiting}"
-    return [
-        dg.RunRequest(run_key=key, job_name="feedback_day", partition_key=day.isoformat()) for day, key in asked.items()
-    ]
+        wanted = {f"waiting:{waiting}": last_closed_day(), **wanted}
+    asked: dict[str, dg.RunRequest] = {}
+    given_up: list[str] = []
+    for name, day in wanted.items():
+        statuses = [run.status for run in instance.get_runs(dg.RunsFilter(tags={INTAKE_TAG: name}))]
+        failed = statuses.count(dg.DagsterRunStatus.FAILURE)
+        if failed >= ATTEMPTS:
+            given_up.append(
+                f"taking in {name} failed {failed} times: mend the cause the last run names, then materialise "
+                f"production_feedback[{day}]"
+            )
+        elif failed == len(statuses) and day.isoformat() not in asked:  # a run for a day takes in everything
+            asked[day.isoformat()] = dg.RunRequest(
+                run_key=f"feedback_day:{name}:{failed + 1}",
+                job_name="feedback_day",
+                partition_key=day.isoformat(),
+                tags={INTAKE_TAG: name},
+            )
+    return list(asked.values()), given_up

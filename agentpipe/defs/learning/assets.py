@@ -1,5 +1,6 @@
 """The policy: from random weights, near the champion, or from a day's labelled decisions."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -10,7 +11,6 @@ from agentpipe.defs.learning.checks import candidate_gates, training_specs
 from agentpipe.defs.learning.training import Made, make
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.steps import plot, step
-from agentpipe.environments.parameters import CELLS
 
 if TYPE_CHECKING:
     from agentpipe.learning.finetuning import FineTuned
@@ -36,7 +36,7 @@ def policy_checkpoint(context: dg.AssetExecutionContext, workspace: Workspace) -
             path=made.path,
             figures={
                 "parent": provenance.get("parent") or "none",
-                "behaviour_success": _behaviour_success(workspace),
+                "behaviour_success": _behaviour_success(workspace, provenance["trajectories"]),
                 "simulator_version": package.simulator_version,
                 "table_version": provenance["table_version"],
                 "cells": len(provenance["trajectories"]),
@@ -98,9 +98,9 @@ def _tuning_curve(tuned: "FineTuned") -> bytes:
     return training_curve(epochs, scores, target=None, ylabel="success", unit="epochs")
 
 
-def _behaviour_success(workspace: Workspace) -> float:
-    """Success share over all recorded episodes of all cells."""
-    recorded = [workspace.references.load("trajectories", cell).figures for cell in CELLS]
+def _behaviour_success(workspace: Workspace, cells: Iterable[str]) -> float:
+    """Success share over all recorded episodes of the cells that were learned from."""
+    recorded = [workspace.references.load("trajectories", cell).figures for cell in cells]
     episodes = sum(cell["episodes"] for cell in recorded)
     return float(sum(cell["success_share"] * cell["episodes"] for cell in recorded) / episodes)
 
