@@ -158,7 +158,7 @@ def retain(
         if as_json:
             print_json({"ok": ok, "dry_run": dry_run, **outcome.to_json()})
         else:
-            print_plan(outcome.plan, dry_run)
+            print_plan(outcome.plan, settings.home, dry_run)
             for place, error in outcome.failures.items():
                 say(f"{place}: {error}")
     if not ok:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -111,7 +112,7 @@ def print_totals(total: dict[str, Any], budget: int | None) -> None:
     typer.echo(f"{shards_text(total['shards'])} ({states or 'none yet'}), {counts}, {size_text(total['bytes'])}{used}")
 
 
-def print_plan(plan: Plan, dry_run: bool) -> None:
+def print_plan(plan: Plan, home: Path, dry_run: bool) -> None:
     """What happens to each shard and why; where a limit is missed, what is in use and what can be done."""
     rows = [
         (
@@ -134,8 +135,10 @@ def print_plan(plan: Plan, dry_run: bool) -> None:
         for entry in plan.in_use():
             say(f"  {size_text(entry['bytes'])} in {shards_text(entry['shards'])}: {entry['by']}")
         say(
-            "Raise the limit. Or remove the folder policy_checkpoint/... of a training whose policy nobody needs: its "
-            "package, checkpoints and rollouts go together (not that of the champion: agentpipe champion show)."
+            "Raise the limit. Or remove a training whose policy nobody needs, package, checkpoints and rollouts "
+            "together: its folder policy_checkpoint/DAY_TRIGGER/KEY and its reference "
+            "references/policy_checkpoint/DAY_TRIGGER.json. Not that of the champion, which this names: "
+            + shlex.join(["agentpipe", "champion", "show", "--home", str(home.resolve())])
         )
 
 

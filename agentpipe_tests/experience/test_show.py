@@ -25,7 +25,7 @@ from agentpipe.environments.layout import (
 )
 from agentpipe.errors import InputError
 from agentpipe.experience.recorder import Recorder
-from agentpipe.experience.show import WIDTH, Place, describe, locate, render
+from agentpipe.experience.show import WIDTH, Place, _short, describe, locate, render
 from agentpipe.experience.store.writer import ShardWriter
 from agentpipe_tests.environments.line import catalog, pool_with
 
@@ -161,6 +161,11 @@ def test_an_escalation_shows_why_everything_is_looked_at_again(tmp_path):
     text = render(shard, 0)
     assert "outcome: cut after 13 steps" in text
     assert "truncated" in text
+
+
+def test_the_version_of_a_player_is_never_cut_in_the_middle_of_a_word():
+    assert _short("rules-1.0.0-epsilon-0.2") == "rules-1.0.0-epsilon-0.2"
+    assert _short("0123456789abcdef" * 4) == "0123456789abcdef"
 
 
 def test_nothing_is_wider_than_a_hundred_columns(tmp_path):

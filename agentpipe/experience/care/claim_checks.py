@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.errors import CorruptError
@@ -134,11 +135,16 @@ class _ClaimChecks:
                 figures, place = content["figures"], self.home / str(content["path"])
             except (CorruptError, KeyError, TypeError) as error:
                 text = error.message if isinstance(error, CorruptError) else "not a reference"
-                yield Problem("-", file, None, None, text, "remove it: the next run makes this candidate again")
+                remedy = f"remove it, then make this candidate again: {run_command(self.home)}"
+                yield Problem("-", file, None, None, text, remedy)
                 continue
             if not isinstance(figures, dict):
                 continue
             training, checkpoint = place.parent, figures.get("checkpoint")
+            if not training.is_dir():
+                remedy = f"{self._train_again(training)}; where it was removed on purpose, remove {file} too"
+                yield self._problem(training, file, "path", f"policy_checkpoint[{path.stem}] is gone", remedy)
+                continue
             if isinstance(checkpoint, str):
                 training = (self.home / checkpoint).parents[1]
                 if not _checkpoints(training) and not self._told(training):
@@ -176,7 +182,8 @@ class _ClaimChecks:
         except ValueError:
             return copy
         if trigger != "manual":
-            return f"{copy}, or materialise policy_checkpoint[{day}|{trigger}] again in the UI"
+            where = shlex.join(["agentpipe", "ui", "--home", str(self.home.resolve())])
+            return f"{copy}, or materialise policy_checkpoint[{day}|{trigger}] again: {where}"
         key = training.parent if training.name == RETRAINING else training
         return f"{copy}, or move {relative(key, self.home)} away and train again: {run_command(self.home, day)}"
 

@@ -39,7 +39,7 @@ COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "policy": ("", "version of the player"),
     "terminated": ("", "the episode ended by itself at this step"),
     "truncated": ("", "the episode was cut off at this step: by its step limit or by the end of the recording"),
-    "earned": ("", "the reward is more than the running cost of time"),
+    "earned": ("", "the reward is not just the running cost of time"),
     "parents": ("", "earlier steps of the episode that made what this one used"),
     "dependents": ("", "steps that depend on this one, directly or not"),
     "influence": ("reward²", "dependents times the variance of their rewards"),

@@ -90,7 +90,7 @@ def find_episode(text: str, home: Path, *, folder: Path | None = None, cell: str
 def _in_order(holdings: list[Holding], claims: Claims, cell: str | None) -> list[Holding]:
     current = [holding for holding in holdings if claims.is_current(holding)]
     if cell is not None:
-        return [holding for holding in current if f"trajectories[{cell}]" in claims.on(holding)]
+        return [holding for holding in current if claims.current[holding.path.resolve()] == f"trajectories[{cell}]"]
     live = [holding for holding in holdings if holding.state == "open"]
     return current + live + [holding for holding in holdings if holding not in current and holding not in live]
 

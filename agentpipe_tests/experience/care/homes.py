@@ -87,11 +87,13 @@ def refer(home, cell, shard):
     write_json(home / "references" / "trajectories" / f"{cell}.json", reference)
 
 
-def checkpoint(home, *shards, partition="2026-01-01_manual", name="update-000020-abc"):
+def checkpoint(home, *shards, partition="2026-01-01_manual", name="update-000020-abc", update=20):
     """A checkpoint that names shards of its training."""
     folder = home / "policy_checkpoint" / partition / "feedfacefeedface"
     index = [{"name": shard.path.name, "digest": shard.digest, "steps": len(shard.records)} for shard in shards]
-    write_json(folder / "checkpoints" / name / "manifest.json", {"content": {"trajectory_index": index}})
+    write_json(
+        folder / "checkpoints" / name / "manifest.json", {"content": {"trajectory_index": index, "update": update}}
+    )
     return folder
 
 
@@ -104,3 +106,16 @@ def flip(path, offset, change=0x10):
 
 def edit_json(path, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def package(home, *shards, partition="2026-01-01_manual", key="feedfacefeedface", counted=None):
+    """The package of a training, which names ``shards`` as what it was trained on, and the reference to it."""
+    folder = home / "policy_checkpoint" / partition / key
+    trajectories = {shard.cell: shard.digest for shard in shards}
+    write_json(folder / "package" / "package.json", {"provenance": {"trajectories": trajectories}})
+    checkpoints = sorted(path for path in (folder / "checkpoints").glob("*") if path.is_dir())
+    figures = {"live_shards": counted} if counted is not None else {}
+    figures |= {"checkpoint": str(checkpoints[-1].relative_to(home))} if checkpoints else {}
+    reference = {"path": str((folder / "package").relative_to(home)), "figures": figures}
+    write_json(home / "references" / "policy_checkpoint" / f"{partition}.json", reference)
+    return folder

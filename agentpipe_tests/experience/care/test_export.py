@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from agentpipe.environments.layout import REASONS
 from agentpipe.errors import DiskFullError, HomeError, InputError
 from agentpipe.experience.care import export as exporting
+from agentpipe.experience.care.columns import COLUMNS
 from agentpipe.experience.care.export import export_steps
+from agentpipe.experience.show import describe
 from agentpipe_tests.experience.fakes import make_episodes, write_shard
+
+from .homes import record_line
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +128,42 @@ def test_a_failure_leaves_what_was_there(shard, tmp_path, monkeypatch):
         export_steps([shard], tmp_path / "file" / "steps.arrow")
     with pytest.raises(HomeError):
         export_steps([shard], Path("/proc/steps.arrow"))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_every_column_says_its_unit_and_meaning_and_the_page_lists_them(shard, tmp_path, suffix):
+    export_steps([shard], tmp_path / f"steps.{suffix}")
+    schema = read(tmp_path / f"steps.{suffix}").schema
+    page = (Path(__file__).parents[3] / "docs/how-to/buffer.md").read_text()
+    assert schema.names == list(COLUMNS)
+    for field in schema:
+        told = {key.decode(): value.decode() for key, value in field.metadata.items() if key != b"PARQUET:field_id"}
+        unit, meaning = COLUMNS[field.name]
+        assert told == {**({"unit": unit} if unit else {}), "meaning": meaning}
+        shown = f"list of {field.type.value_type}" if hasattr(field.type, "value_type") else field.type
+        assert f"| `{field.name}` | {shown} | {unit} | {meaning} |" in page
+
+
+def test_numbers_of_the_line_are_named_in_the_schema(tmp_path):
+    line = record_line(tmp_path / "line")
+    export_steps([line], tmp_path / "steps.parquet")
+    table = read(tmp_path / "steps.parquet")
+    names = {
+        key: json.loads(table.schema.metadata[key.encode()]) for key in ("segments", "actions", "tokens", "reasons")
+    }
+    shown = describe(line, 0)
+    for row, step in enumerate(shown["steps"]):
+        assert names["actions"][table["action"][row].as_py()] == step["action"]
+        assert names["segments"][table["segment"][row].as_py()] == step["segment"]
+        made = table["produced"][row].as_py()
+        assert [name for bit, name in enumerate(names["tokens"]) if made >> bit & 1] == step["made"]
+    assert len(json.loads(table.schema.metadata[b"features"])) == len(table["observation"][0])
+    finished = [row for row in range(table.num_rows) if table["reason"][row].as_py() >= 0]
+    assert names["reasons"][table["reason"][finished[0]].as_py()] in REASONS
+
+
+def test_shards_whose_numbers_mean_different_things_are_not_mixed(shard, tmp_path):
+    other = write_shard(tmp_path / "other", make_episodes(np.random.default_rng(0), 3))
+    other.manifest["reasons"].append("another")
+    with pytest.raises(InputError, match="mean different things"):
+        export_steps([shard, other], tmp_path / "steps.arrow")

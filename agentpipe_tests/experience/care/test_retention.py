@@ -90,6 +90,27 @@ def test_a_limit_that_cannot_be_met_says_by_how_much():
     assert (found.bytes_before, found.bytes_after, found.over) == (200, 110, 60)
 
 
+def test_a_limit_that_is_missed_never_calls_what_stays_within_the_limits():
+    candidates = [
+        shard("used", claims=["package of a", "b", "c"], shrunk_bytes=None),
+        shard("tiny", claims=["package of a"], state="shrunk", shrunk_bytes=None),
+        shard("current", claims=["trajectories[sensor-1]"], current=True),
+        shard("elsewhere", claims=["x"], group="load-1", size=1),
+    ]
+    found = plan(candidates, Rules(max_bytes=50), now_ns=NOW)
+    assert {action.candidate.path.name: action.reason for action in found.actions} == {
+        "used": "in use by package of a and 2 more, cannot be played again",
+        "tiny": "in use by package of a, already shrunk",
+        "current": "current: trajectories[sensor-1]",
+        "elsewhere": "within the limits",
+    }
+    assert found.in_use() == [
+        {"by": "package of a", "shards": 2, "bytes": 200},
+        {"by": "current trajectories", "shards": 1, "bytes": 100},
+        {"by": "x", "shards": 1, "bytes": 1},
+    ]
+
+
 def test_an_open_shard_goes_only_when_asked_for_and_nobody_writes_or_refers_to_it():
     candidates = [
         shard("held", state="open", holder="run 7"),
