@@ -10,7 +10,10 @@ from pathlib import Path
 from benchmarks import report
 from benchmarks.measure import ROOT, results_folder
 
-NAMES = ("simulator", "training", "buffer")
+NAMES = ("simulator", "training", "buffer", "drift")
+"""share their options"""
+PLAIN = ("table_redis", "feedback_intake", "feedback_learning")
+"""know --smoke and --out only"""
 
 
 def main(arguments: list[str]) -> None:
@@ -20,8 +23,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path)
     given, _ = parser.parse_known_args(arguments)
     out = results_folder(given.out, smoke=given.smoke)
-    for name in NAMES:
-        command = [sys.executable, "-m", f"benchmarks.{name}", *arguments, "--out", str(out.absolute())]
+    plain = ["--smoke"] if given.smoke else []
+    for name in (*NAMES, *PLAIN):
+        options = plain if name in PLAIN else arguments
+        command = [sys.executable, "-m", f"benchmarks.{name}", *options, "--out", str(out.absolute())]
         subprocess.run(command, check=True, cwd=ROOT)
     print(report.main(["--out", str(out.absolute())]))
 

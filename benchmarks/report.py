@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
 from agentpipe.storage import read_json, write_bytes
-from benchmarks import buffer_learning, buffer_report, drift, seeds, table_redis
+from benchmarks import buffer_learning, buffer_report, drift, feedback_intake, feedback_learning, seeds, table_redis
 from benchmarks.measure import RESULTS
 
 if TYPE_CHECKING:
@@ -143,6 +143,8 @@ SECTIONS = {
     "buffer_learning": buffer_learning_section,
     "drift": drift_section,
     "table_redis": table_redis.section,
+    "feedback_intake": feedback_intake.section,
+    "feedback_learning": feedback_learning.section,
 }
 
 
