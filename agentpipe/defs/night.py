@@ -104,12 +104,15 @@ def next_step(workspace: Workspace, night: Night, runs: Sequence[Past], feedback
     waited = now - dt.datetime.fromisoformat(night.begun)
     if not runs and not night.made_up and waited < _LAUNCHING:
         return Step("wait", "its first runs are being launched")
-    for step in _before_training(workspace, night, runs):
-        return step
-    fresh, needed = workspace.fresh_cells(), workspace.settings.schedule.cells_needed
-    if len(fresh) < needed:
-        missing = ", ".join(cell for cell in CELLS if cell not in fresh)
-        return Step("end", f"skipped: {len(fresh)} of 15 cells are fresh, {needed} are needed; not fresh: {missing}")
+    if not any(run.job == "candidate" for run in runs):  # what is edited from then on is the next night's
+        for step in _before_training(workspace, night, runs):
+            return step
+        fresh, needed = workspace.fresh_cells(), workspace.settings.schedule.cells_needed
+        if len(fresh) < needed:
+            missing = ", ".join(cell for cell in CELLS if cell not in fresh)
+            return Step(
+                "end", f"skipped: {len(fresh)} of 15 cells are fresh, {needed} are needed; not fresh: {missing}"
+            )
     if feedback and (waited < dt.timedelta(minutes=workspace.settings.schedule.feedback_minutes) or "runs" in feedback):
         return Step("wait", f"for the day's feedback: {feedback}")
     return _training_and_after(workspace, night, runs)

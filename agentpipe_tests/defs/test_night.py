@@ -185,6 +185,14 @@ def test_the_week_s_report_follows_and_the_night_ends_with_the_candidate_s_fate(
         assert ask(night_home, f"candidate:{KEY}", report) == Step("end", f"{fate}: as compared")
 
 
+def test_cells_edited_while_the_candidate_is_trained_are_not_this_night_s(night_home: Workspace) -> None:
+    publish(night_home, "promote")
+    for cell in CELLS[:4]:
+        edit(night_home, cell, 99.0)
+    assert asked(ask(night_home, f"candidate:{KEY}")) == [("week", WEEK)]
+    assert ask(night_home, f"candidate:{KEY}", f"week:{WEEK}") == Step("end", "promote: as compared")
+
+
 def test_a_candidate_without_a_fate_says_so(night_home: Workspace) -> None:
     leave(night_home, "weekly_drift_report", WEEK)
     assert ask(night_home, f"candidate:{KEY}") == Step("end", "unknown: nothing was published")
