@@ -1,16 +1,20 @@
-"""A home in which the main job has run, in the smallest size that goes through every asset."""
+"""Homes in which the main job has run, in the smallest size that goes through every asset."""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from agentpipe_tests.acceptance.harness import Loop, Readers, Receiver, Served
 
 TINY = {
     "AGENTPIPE_PROFILE": "demo",
@@ -26,6 +30,19 @@ TINY = {
     "AGENTPIPE_EVALUATION__STATISTICS_STEPS": "20",
     "AGENTPIPE_EVALUATION__ATTRIBUTION_EPISODES": "20",
     "AGENTPIPE_GATES__RANDOM_MARGIN": "-1",  # a policy that has learned nothing passes: here it is about the plumbing
+}
+# The same size, with the whole hold-out and gates that a tiny policy passes: its candidates may become champion. Every
+# later one is held for a person, since hardly any drift is allowed.
+PROMOTABLE = {
+    **{name: value for name, value in TINY.items() if name != "AGENTPIPE_EVALUATION__ENVIRONMENTS"},
+    "AGENTPIPE_PROFILE": "standard",
+    "AGENTPIPE_TRAINING__WARMUP_MINIBATCH": "720",
+    "AGENTPIPE_FINETUNING__RETRAINING_STEPS": "2000",
+    "AGENTPIPE_FINETUNING__EPOCHS": "2",
+    "AGENTPIPE_PROMOTION__EPISODES_PER_ENV": "1",
+    "AGENTPIPE_FEEDBACK__MINIMUM_LABELS": "4",
+    "AGENTPIPE_GATES__SUCCESS_MIN": "0",
+    "AGENTPIPE_GATES__DRIFT_KL_REVIEW": "1e-9",
 }
 
 
@@ -67,3 +84,44 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, dict[str, 
     code, document, log = home.call("run")
     assert code == 0, log
     return home, document
+
+
+@dataclass
+class Day:
+    """A home whose daemon runs, shortly before its night."""
+
+    loop: Loop
+    receiver: Receiver
+    readers: Readers
+    begins: dt.datetime
+    """when the night begins, UTC"""
+
+    @property
+    def date(self) -> dt.date:
+        """The day that the night is for."""
+        return self.begins.date() - dt.timedelta(days=1)
+
+
+@pytest.fixture(scope="session")
+def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
+    """A champion, the daemon, three processes that read the instance, a receiver of alerts; the night is near."""
+    if dt.datetime.now(dt.UTC).time() > dt.time(23, 40):
+        pytest.skip("the UTC day is almost over: the night would be another day's")
+    folder = tmp_path_factory.mktemp("loop")
+    home = Home(folder / "home", dict(PROMOTABLE))
+    code, document, log = home.call("run")
+    assert code == 0, log
+    assert document["champion"]["promoted"] is True
+    receiver = Receiver()
+    begins = (dt.datetime.now(dt.UTC) + dt.timedelta(seconds=150)).replace(second=0, microsecond=0)
+    served = Served(
+        home,
+        folder / "ui.log",
+        AGENTPIPE_SCHEDULE__HOUR=str(begins.hour),
+        AGENTPIPE_SCHEDULE__MINUTE=str(begins.minute),
+        AGENTPIPE_ALERTS__WEBHOOK=receiver.url,
+    )
+    readers = Readers(home.path / "dagster", folder)
+    yield Day(Loop(home, served), receiver, readers, begins)
+    readers.stop()
+    served.stop()

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from agentpipe_tests.acceptance.conftest import Home
+from agentpipe_tests.acceptance.harness import Loop, Served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -35,40 +31,20 @@ def chromium() -> str:
 
 
 @pytest.fixture(scope="module")
-def url(finished: tuple[Home, dict[str, Any]]) -> Iterator[str]:
+def served(finished: tuple[Home, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The UI and the daemon over a copy of the home: here the table is edited."""
     chromium()
-    home, _ = finished
-    process = subprocess.Popen(
-        [sys.executable, "-m", "agentpipe", "ui", "--port", "0", "--home", str(home.path), "--json"],
-        env=home.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    text = ""
-    for line in process.stdout:
-        text += line
-        if line.startswith("}"):
-            break
-    document = json.loads(text)
-    assert document["url"].startswith("http://127.0.0.1:")
-    yield document["url"]
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
-    assert not left_over(document["process"]), "the UI left processes behind"
+    folder = tmp_path_factory.mktemp("browser")
+    shutil.copytree(finished[0].path, folder / "home", symlinks=True)
+    served = Served(Home(folder / "home"), folder / "ui.log")
+    assert served.url.startswith("http://127.0.0.1:")
+    yield served
+    served.stop()
 
 
-def left_over(group: int) -> list[str]:
-    """Processes that still belong to a process group."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.getpgid(int(folder.name)) == group:
-                found.append((folder / "cmdline").read_text())
-        except (ProcessLookupError, FileNotFoundError, PermissionError):
-            continue
-    return [command for command in found if command]
+@pytest.fixture(scope="module")
+def url(served: Served) -> str:
+    return served.url
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +97,28 @@ def test_every_cell_is_green(url: str, page: Page) -> None:
     page.goto(f"{url}/assets/trajectories?view=partitions")
     page.get_by_text("Materialized (15)").wait_for()
     page.get_by_text("Missing (0)").wait_for()
+
+
+def test_an_edit_of_the_table_is_seen_from_the_tick_to_the_green_partitions(
+    served: Served, page: Page, tmp_path: Path
+) -> None:
+    loop = Loop(served.home, served)
+    where = "kind = load and intensity = 4 and variant = 0"
+    try:
+        loop.command("table", "set", "network_rtt_ms=33", "--where", where, "--who", "eve", "--why", "switch")
+        page.goto(f"{served.url}/locations/agentpipe/sensors/table_changes")
+        page.get_by_text(re.compile(r"^[1-9]\d* (runs?|backfills?) requested$")).first.wait_for()
+        [backfill] = loop.backfills()
+        page.goto(f"{served.url}/runs/b/{backfill.backfill_id}")
+        page.get_by_text("load-4", exact=True).first.wait_for()
+        loop.wait(lambda: loop.instance.get_backfill(backfill.backfill_id).status.value != "REQUESTED", "its end")
+        page.get_by_text("Succeeded", exact=True).nth(1).wait_for()  # the first one heads a column
+        for asset in ("disturbance_table", "environment_pool_health", "trajectories", "champion_evaluation"):
+            row = page.get_by_role("row").filter(has=page.get_by_text(asset, exact=True))
+            row.get_by_text("100% completed").wait_for()
+        page.goto(f"{served.url}/assets/trajectories?view=partitions&partition=load-4")
+        page.get_by_text("Materialized (15)").wait_for()
+        page.get_by_text("Materialized", exact=True).first.wait_for()
+    except Exception:
+        page.screenshot(path=tmp_path / "failed.png")
+        raise

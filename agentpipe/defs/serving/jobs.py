@@ -4,6 +4,7 @@ from enum import Enum
 
 import dagster as dg
 
+from agentpipe.defs.interrupted import mark_process
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.sources import champion_events
 
@@ -30,6 +31,7 @@ def decide(context: dg.OpExecutionContext, config: Decision, workspace: Workspac
     """Approves a held candidate, which promotes it by compare-and-set, or rejects it; recorded with who and why."""
     from agentpipe.learning.promotion import approve_candidate, reject_candidate
 
+    mark_process(context.instance, context.run_id)
     if config.decision is Verdict.REJECT:
         held = reject_candidate(workspace.root, config.candidate, who=config.who, reason=config.why)
         context.log.info("%s is rejected", held.candidate[:12])
