@@ -145,8 +145,9 @@ def fine_tune(  # noqa: PLR0913 - one flat call, as train
         CorruptError: a shard was cut short while it was used.
         DiskFullError, HomeError: the package cannot be written; what was there stays.
     """
-    rows = _chosen(feedback.label_id, {*champion.labels, *already}, options.most_labels, seed)
-    new = sum(label not in champion.labels and label not in already for label in feedback.label_id)
+    known = champion.labels.union(already)
+    rows = _chosen(feedback.label_id, known, options.most_labels, seed)
+    new = sum(label not in known for label in feedback.label_id)
     if new == 0:
         text = f"all of {len(feedback.label_id)} labels were trained on before"
         return NotTrained("no_new_labels", text if len(feedback.label_id) else "there are no labels", 0)
@@ -181,7 +182,7 @@ def fine_tune(  # noqa: PLR0913 - one flat call, as train
     return FineTuned(package, path, labels, len(useful), run.score, looks, run.kept_epoch, tuple(run.log))
 
 
-def _chosen(ids: Sequence[str], known: set[str], most: int, seed: int) -> npt.NDArray[np.int64]:
+def _chosen(ids: Sequence[str], known: frozenset[str], most: int, seed: int) -> npt.NDArray[np.int64]:
     """Rows of at most ``most`` new labels, drawn by a hash of their ids, in the order of the ids."""
     new = [row for row, label in enumerate(ids) if label not in known]
     if len({ids[row] for row in new}) < len(new):
@@ -302,7 +303,7 @@ class _Run:
             parameter.grad = torch.zeros_like(parameter)
         sums = np.zeros(self.gradient.sums_size)
         total, losses = label_loss(self.network, batch, self.execute)
-        if rehearsed is not None and other is not None:
+        if rehearsed is not None and other is not None and len(other):
             sums = self.gradient(rehearsed, other, 0.0)  # sets the gradients that the labels add to
             if bool((batch.route == PLANNING).any()):
                 total = total + critic_loss(self.network, batch, rehearsed, other, ppo.value_weight)

@@ -191,6 +191,12 @@ def test_without_anything_to_rehearse_it_is_refused_unless_asked_for(tmp_path, t
     assert "losses/anchor_kl" not in made.log[0]
 
 
+def test_fewer_rehearsed_steps_than_minibatches_are_no_error(tmp_path, trained):
+    champion, shards = trained
+    options = dataclasses.replace(QUICK, rehearsal=0.03, minibatch=8)
+    assert isinstance(tune(tmp_path, champion, few(), shards, options=options), FineTuned)
+
+
 def scripted(scores):
     remaining = iter(scores)
     return lambda _: next(remaining)
