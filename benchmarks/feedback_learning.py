@@ -6,14 +6,13 @@ decisions of one day, worst first. Fine-tuning on them is judged on held-out lin
 control learns from the same labels with their corrections shuffled, with the looks at validation and without.
 
 *Nights.* Retraining after retraining, each from the policy of the night before, with nothing new to learn: KL to the
-parent on reference observations, and success on held-out lines; with the anchor and without.
+parent on reference observations, and success on held-out lines; with the anchor, without, and at the training's rate.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import sys
 import tempfile
 import time
@@ -62,7 +61,12 @@ class Sizes:
 
 
 SMOKE = Sizes(300, 4_000, 5_000, 300, 200, 60, 1, 1, 5_000, 1_100)
-PARTS = ("weakness", "nights")
+NIGHTS = {
+    "nights": "a tenth of the rate, with the anchor",
+    "nights_free": "a tenth of the rate, no anchor",
+    "nights_full": "the training's rate, no anchor",
+}
+PARTS = ("weakness", *NIGHTS)
 MODES_PLANTED = (2, 4, 0)
 """the fault mode that is misjudged, by seed"""
 
@@ -219,14 +223,14 @@ def weakness(bench: Bench, seed: int, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def nights(bench: Bench, folder: Path, *, anchored: bool) -> list[dict[str, Any]]:
+def nights(bench: Bench, folder: Path, arm: str) -> list[dict[str, Any]]:
     """One row for each night: from the policy of the night before, on fresh episodes of the same lines."""
     from agentpipe.environments.layout import Purpose
     from agentpipe.environments.pool import build_pool
     from agentpipe.environments.rules import RulesPlayer
     from agentpipe.evaluation.drift import policy_drift
     from agentpipe.evaluation.reference import collect_reference
-    from agentpipe.learning.options import retraining_options
+    from agentpipe.learning.options import retraining_options, training_options
     from agentpipe.learning.trainer import train
     from agentpipe.settings import Settings
 
@@ -238,7 +242,12 @@ def nights(bench: Bench, folder: Path, *, anchored: bool) -> list[dict[str, Any]
     parent, rows = bench.policy, []
     first = bench.judge(parent)[0].mean()
     for night in range(1, sizes.nights + 1):
-        options = retraining_options(Settings.model_construct(threads=bench.threads, seed=night))
+        settings = Settings.model_construct(threads=bench.threads, seed=night)
+        options = retraining_options(settings)
+        if arm != "nights":
+            options = dataclasses.replace(options, kl_weight=0.0)
+        if arm == "nights_full":
+            options = dataclasses.replace(options, ppo=training_options(settings).ppo)
         options = dataclasses.replace(options, stream=None, budget_steps=sizes.night_steps, checkpoint_every=10**9)
         pool = build_pool(
             scene.train, scene.table, scene.profile, seed=night, purpose=Purpose.TRAIN, threads=bench.threads
@@ -247,7 +256,7 @@ def nights(bench: Bench, folder: Path, *, anchored: bool) -> list[dict[str, Any]
         made = train(
             pool,
             parent.statistics,
-            options if anchored else dataclasses.replace(options, kl_weight=0.0),
+            options,
             directory=folder / f"night-{night}",
             initial=parent,
             recorded=[shard],
@@ -256,9 +265,9 @@ def nights(bench: Bench, folder: Path, *, anchored: bool) -> list[dict[str, Any]
         )
         drift, success = policy_drift(made.package, parent, reference), bench.judge(made.package)[0].mean()
         same = made.package.digest == parent.digest
-        row = {"night": night, "anchored": anchored, "kl": drift.kl, "success": float(success), "first": float(first)}
+        row = {"night": night, "kl": drift.kl, "success": float(success), "first": float(first)}
         rows.append({**row, "same": same, "seconds": round(time.monotonic() - began, 1)})
-        bench.tell(f"night {night}, {'with' if anchored else 'without'} anchor: KL {drift.kl:.4f}, {success:.2%}")
+        bench.tell(f"night {night}, {NIGHTS[arm]}: KL {drift.kl:.4f}, {success:.2%}")
         parent = made.package
     return rows
 
@@ -297,28 +306,30 @@ def section(content: dict[str, Any]) -> str:
             base = {row["seed"]: row["on_rest"] for row in rows if row["name"] == "planted"}
             closed = _with_interval(gap_closed(rows, name), "{:.0%}")
             rest = _with_interval([100 * (row["on_rest"] - base[row["seed"]]) for row in mine], "{:+.2f}")
-        refused = "; refused for forgetting" if not all(row.get("kept", True) for row in mine) else ""
+        refusals = sum(not row.get("kept", True) for row in mine)
+        refused = f" (in {refusals} of {len(mine)} refused for forgetting)" if refusals else ""
         parts.append(f"| {name}{refused} | {each} | {closed} | {rest} |")
-    parts += ["", *_nights_table(content["nights"], sizes)]
+    parts += ["", *_nights_table(content, sizes)]
     return "\n".join(parts)
 
 
-def _nights_table(rows: Sequence[dict[str, Any]], sizes: dict[str, Any]) -> list[str]:
+def _nights_table(content: dict[str, Any], sizes: dict[str, Any]) -> list[str]:
     lines = [
         (
             f"Nights without change: each retrains the policy of the night before for {sizes['night_steps']:,} steps on"
-            f" fresh episodes; KL(candidate ‖ parent) on {sizes['reference_rows']:,} reference observations, nats."
+            f" fresh episodes; KL(candidate ‖ parent) on {sizes['reference_rows']:,} reference observations, nats. It"
+            " is zero where no look at validation was better than the parent's."
         ),
         "",
-        "| | KL to the parent, each night | success, each night | success before |",
+        "| nights | KL to the parent, each night | success, each night | success before |",
         "|---|---|---|---:|",
     ]
-    for anchored, mine in itertools.groupby(rows, key=lambda row: row["anchored"]):
-        found = list(mine)
-        each = ", ".join(f"{row['kl']:.4f}" for row in found)
-        success = ", ".join(f"{row['success']:.1%}" for row in found)
-        name = "with the anchor" if anchored else "without"
-        lines.append(f"| {name} | {each} | {success} | {found[0]['first']:.1%} |")
+    for arm, name in NIGHTS.items():
+        found = content.get(arm)
+        if found:
+            each = ", ".join(f"{row['kl']:.4f}" for row in found)
+            success = ", ".join(f"{row['success']:.1%}" for row in found)
+            lines.append(f"| {name} | {each} | {success} | {found[0]['first']:.1%} |")
     return lines
 
 
@@ -353,8 +364,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for seed in chosen.seeds if "weakness" in chosen.parts else ():
             more["weakness"] += weakness(bench, seed, folder / f"seed-{seed}")
             store("feedback_learning", origin, [], chosen.out, **more)
-        for name, anchored in (("anchored", True), ("free", False)) if "nights" in chosen.parts else ():
-            more["nights"] += nights(bench, folder / name, anchored=anchored)
+        for arm in (part for part in NIGHTS if part in chosen.parts):
+            more[arm] = nights(bench, folder / arm, arm)
             store("feedback_learning", origin, [], chosen.out, **more)
     print(section(more))
 
