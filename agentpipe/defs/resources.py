@@ -131,8 +131,25 @@ class Workspace(dg.ConfigurableResource[Any]):
         raise TableError("the cells come from different versions of the table", cells=behind, remedy=remedy)
 
     def fresh_cells(self) -> list[str]:
-        """The cells whose trajectories were recorded under the rows that their part of the table holds now."""
-        return [cell for cell in CELLS if all(self._follows(*pair, cell) for pair in pairwise(CELL_CHAIN))]
+        """The cells whose trajectories passed their gates and were recorded under the rows that the table holds now."""
+        return [
+            cell
+            for cell in CELLS
+            if all(self._follows(*pair, cell) for pair in pairwise(CELL_CHAIN)) and not self.failed_gates(cell)
+        ]
+
+    def failed_gates(self, cell: str) -> list[str]:
+        """The gates that ``cell`` failed when it was last made; its artefacts are there, but nothing builds on them."""
+        found = {asset: self.references.find(asset, cell) for asset in CELL_CHAIN}
+        judged = {
+            asset: reference.figures.get("gates", ()) for asset, reference in found.items() if reference is not None
+        }
+        return [
+            f"{gate['name']} of {asset}"
+            for asset, gates in judged.items()
+            for gate in gates
+            if not gate["passed"] and gate["severity"] == "error"
+        ]
 
     def _follows(self, upstream: str, asset: str, cell: str) -> bool:
         """True where ``asset`` was made from what ``upstream`` is now."""

@@ -19,7 +19,7 @@ class Stale:
 
 
 def stale_cells(workspace: Workspace) -> list[Stale]:
-    """Cells whose rows, settings, code or upstream changed, and those whose behaviour policy is too many champions old.
+    """Cells whose rows, settings, code or upstream changed, that failed a gate, or whose behaviour policy is too old.
 
     Raises:
         TableError: the table's source is not valid.
@@ -37,6 +37,9 @@ def _why(workspace: Workspace, cell: str, champions: int) -> str:
     for asset in CELL_CHAIN:
         if not workspace.is_current(asset, cell):
             return f"{asset} is not current"
+    failed = workspace.failed_gates(cell)
+    if failed:
+        return f"it failed {', '.join(failed)}"
     recorded = workspace.references.load("trajectories", cell).figures.get("behaviour_ordinal", 0)
     age = champions - int(recorded)
     allowed = workspace.settings.schedule.behaviour_age

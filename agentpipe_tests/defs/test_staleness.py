@@ -10,7 +10,7 @@ from agentpipe.defs.graph import SHAPES
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.staleness import stale_cells
 from agentpipe.environments.parameters import CELLS
-from agentpipe_tests.defs.homes import edit, make_cell, promote
+from agentpipe_tests.defs.homes import edit, leave, make_cell, promote
 
 
 def stale(workspace: Workspace) -> dict[str, str]:
@@ -65,3 +65,21 @@ def test_trajectories_that_were_removed_are_made_again(home: Workspace) -> None:
     (home.root / "trajectories" / "load-1").rmdir()
     home.references.path("environment_pool_health", "load-2").unlink()
     assert stale(home) == {"load-1": "trajectories is not current", "load-2": "environment_pool_health is not current"}
+
+
+GATE = {"name": "buffer_size", "passed": False, "severity": "error"}
+
+
+def test_a_cell_that_failed_a_gate_was_trained_on_all_the_same(home: Workspace) -> None:
+    """Its trajectories are there and made from what is there now; the night tries it again, and leaves it out."""
+    leave(home, "trajectories", "load-1", "trajectories-2", gates=[GATE], behaviour_ordinal=0)
+    assert stale(home) == {"load-1": "it failed buffer_size of trajectories"}
+    assert home.fresh_cells() == [cell for cell in CELLS if cell != "load-1"]
+    make_cell(home, "load-1")
+    assert (stale(home), home.fresh_cells()) == ({}, list(CELLS))
+
+
+@pytest.mark.parametrize("gate", [{**GATE, "passed": True}, {**GATE, "severity": "warn"}])
+def test_a_gate_that_passes_or_only_warns_leaves_a_cell_fresh(home: Workspace, gate: dict[str, object]) -> None:
+    leave(home, "trajectories", "load-1", "trajectories-2", gates=[gate], behaviour_ordinal=0)
+    assert (stale(home), home.fresh_cells()) == ({}, list(CELLS))
