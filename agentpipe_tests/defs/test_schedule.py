@@ -33,7 +33,8 @@ Answer = list[dg.RunRequest] | dg.SkipReason
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
     """An instance on disk: one in memory keeps no states of schedules."""
-    with dg.DagsterInstance.local_temp(str(tmp_path_factory.mktemp("instance"))) as found:
+    folder = str(tmp_path_factory.mktemp("instance"))
+    with dg.DagsterInstance.local_temp(folder, overrides={"telemetry": {"enabled": False}}) as found:
         yield found
 
 
