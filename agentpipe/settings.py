@@ -102,7 +102,7 @@ class FineTuningSettings(_Section):
 
     learning_rate_share: float = Field(0.1, gt=0, le=1, description="of training.learning_rate")
     epochs: int = Field(12, gt=0, description="passes over the day's labelled decisions")
-    minibatch: int = Field(256, gt=0, description="labelled decisions of one gradient step")
+    minibatch: int = Field(32, gt=0, description="labelled decisions of one gradient step")
     rehearsal: float = Field(4.0, ge=0, description="recorded steps of the buffer for each labelled decision of a step")
     kl_weight: float = Field(1.0, ge=0, description="weight of KL(champion || policy) over the rehearsed steps")
     weak_negative: Share = Field(0.25, description="weight of needs_improvement beside wrong")

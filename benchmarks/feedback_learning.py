@@ -228,7 +228,8 @@ def nights(bench: Bench, folder: Path, arm: str) -> list[dict[str, Any]]:
     from agentpipe.environments.layout import Purpose
     from agentpipe.environments.pool import build_pool
     from agentpipe.environments.rules import RulesPlayer
-    from agentpipe.evaluation.drift import policy_drift
+    from agentpipe.evaluation.challenge_result import PROMOTE
+    from agentpipe.evaluation.drift import OK, policy_drift
     from agentpipe.evaluation.reference import collect_reference
     from agentpipe.learning.options import retraining_options, training_options
     from agentpipe.learning.trainer import train
@@ -265,11 +266,40 @@ def nights(bench: Bench, folder: Path, arm: str) -> list[dict[str, Any]]:
         )
         drift, success = policy_drift(made.package, parent, reference), bench.judge(made.package)[0].mean()
         same = made.package.digest == parent.digest
+        verdict = "SAME" if same else _verdict(bench, made.package, parent, night)
+        promoted = verdict == PROMOTE and drift.status == OK
         row = {"night": night, "kl": drift.kl, "success": float(success), "first": float(first)}
-        rows.append({**row, "same": same, "seconds": round(time.monotonic() - began, 1)})
-        bench.tell(f"night {night}, {NIGHTS[arm]}: KL {drift.kl:.4f}, {success:.2%}")
-        parent = made.package
+        more = {"verdict": verdict, "promoted": promoted, "seconds": round(time.monotonic() - began, 1)}
+        rows.append({**row, **more})
+        bench.tell(f"night {night}, {NIGHTS[arm]}: KL {drift.kl:.4f}, {success:.2%}, {verdict}")
+        parent = made.package if promoted else parent
     return rows
+
+
+def _verdict(bench: Bench, candidate: PolicyPackage, champion: PolicyPackage, night: int) -> str:
+    """Of the comparison that promotion rests on, with its default limits, on episodes of each night's own."""
+    from agentpipe.evaluation.challenge import challenge
+    from agentpipe.evaluation.challenge_looks import Look
+    from agentpipe.evaluation.challenge_statistics import Limits
+    from agentpipe.learning.player import PolicyPlayer
+    from agentpipe.settings import PromotionSettings
+
+    scene, chosen = bench.scene, PromotionSettings()
+    first, episodes = (night - 1) * chosen.episodes_per_env, chosen.episodes_per_env
+    look = Look(night, 1, candidate.digest, champion.digest, "", first, episodes, "")
+    found = challenge(
+        PolicyPlayer(candidate),
+        PolicyPlayer(champion),
+        bench.holdout,
+        scene.table,
+        scene.profile,
+        seed=0,
+        look=look,
+        trained_on=scene.train,
+        limits=Limits(chosen.margin, chosen.cell_margin, chosen.alpha),
+        threads=bench.threads,
+    )
+    return found.verdict
 
 
 def gap_closed(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
@@ -317,19 +347,21 @@ def _nights_table(content: dict[str, Any], sizes: dict[str, Any]) -> list[str]:
     lines = [
         (
             f"Nights without change: each retrains the policy of the night before for {sizes['night_steps']:,} steps on"
-            f" fresh episodes; KL(candidate ‖ parent) on {sizes['reference_rows']:,} reference observations, nats. It"
-            " is zero where no look at validation was better than the parent's."
+            f" fresh episodes; KL(candidate ‖ parent) on {sizes['reference_rows']:,} reference observations, nats."
+            " Promoted: not worse in the comparison with its default limits, and drift within its limit; a night that"
+            " is not promoted leaves the policy of the night before."
         ),
         "",
-        "| nights | KL to the parent, each night | success, each night | success before |",
-        "|---|---|---|---:|",
+        "| nights | KL to the parent, each night | promoted | success, each night | success before |",
+        "|---|---|---:|---|---:|",
     ]
     for arm, name in NIGHTS.items():
         found = content.get(arm)
         if found:
             each = ", ".join(f"{row['kl']:.4f}" for row in found)
             success = ", ".join(f"{row['success']:.1%}" for row in found)
-            lines.append(f"| {name} | {each} | {success} | {found[0]['first']:.1%} |")
+            promoted = f"{sum(row['promoted'] for row in found)} of {len(found)}"
+            lines.append(f"| {name} | {each} | {promoted} | {success} | {found[0]['first']:.1%} |")
     return lines
 
 

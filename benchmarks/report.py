@@ -135,6 +135,21 @@ def drift_section(content: dict[str, Any]) -> str:
     return f"## Drift\n\n{origin(content)}\n\n{drift.section(content)}"
 
 
+def redis_section(content: dict[str, Any]) -> str:
+    """The disturbance table through Redis."""
+    return f"## The disturbance table through Redis\n\n{origin(content)}\n\n{table_redis.section(content)}"
+
+
+def intake_section(content: dict[str, Any]) -> str:
+    """What the intake of feedback takes."""
+    return f"## Intake of feedback\n\n{origin(content)}\n\n{feedback_intake.section(content)}"
+
+
+def feedback_learning_section(content: dict[str, Any]) -> str:
+    """What a day's labels teach, and how far nights wander."""
+    return f"## What labels teach\n\n{origin(content)}\n\n{feedback_learning.section(content)}"
+
+
 SECTIONS = {
     "seeds": seeds_section,
     "simulator": simulator_section,
@@ -142,9 +157,9 @@ SECTIONS = {
     "buffer": buffer_section,
     "buffer_learning": buffer_learning_section,
     "drift": drift_section,
-    "table_redis": table_redis.section,
-    "feedback_intake": feedback_intake.section,
-    "feedback_learning": feedback_learning.section,
+    "table_redis": redis_section,
+    "feedback_intake": intake_section,
+    "feedback_learning": feedback_learning_section,
 }
 
 

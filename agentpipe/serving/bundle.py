@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentpipe.errors import BundleError
 from agentpipe.progress import Progress, silent
 from agentpipe.serving import layout
+from agentpipe.learning.lineage import LABELS
 from agentpipe.serving.export import ExportReport, export_policy
 from agentpipe.serving.latency import LatencyReport, measure_latency
 from agentpipe.serving.parity import ParityReport, check_parity, synthetic_inputs
@@ -183,7 +184,9 @@ def _draft(
     latency = measure_latency(package.module, graph, inputs)
     write_json(draft / layout.SIGNATURE, signature.to_json())
     compared_on = "recorded observations" if recorded else "synthetic observations"
-    package_bytes = sum(path.stat().st_size for path in package_dir.rglob("*") if path.is_file())
+    # Which labels a lineage was trained on only ever grows, and is no part of what is deployed.
+    files = (path for path in package_dir.rglob("*") if path.is_file() and path.name != LABELS)
+    package_bytes = sum(path.stat().st_size for path in files)
     write_json(draft / layout.PROVENANCE, _provenance(package, package_bytes, compared_on, export, plan))
     measured_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     figures = {"measured_at": measured_at, "latency": latency.to_json(), "parity": parity.to_json()}
