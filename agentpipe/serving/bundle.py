@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.errors import BundleError
+from agentpipe.learning.lineage import LABELS
 from agentpipe.progress import Progress, silent
 from agentpipe.serving import layout
-from agentpipe.learning.lineage import LABELS
 from agentpipe.serving.export import ExportReport, export_policy
 from agentpipe.serving.latency import LatencyReport, measure_latency
 from agentpipe.serving.parity import ParityReport, check_parity, synthetic_inputs
