@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agentpipe_tests.acceptance.harness import Loop, Readers, Receiver, Served
+from agentpipe_tests.production import day_of_production
 
 TINY = {
     "AGENTPIPE_PROFILE": "demo",
@@ -95,6 +96,8 @@ class Day:
     readers: Readers
     begins: dt.datetime
     """when the night begins, UTC"""
+    production: list[dict[str, Any]]
+    """what the champion decided yesterday, and the labels"""
 
     @property
     def date(self) -> dt.date:
@@ -113,6 +116,9 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
     assert code == 0, log
     assert document["champion"]["promoted"] is True
     receiver = Receiver()
+    package = home.call("champion", "show")[1]["champion"]["package"]
+    yesterday = dt.datetime.now(dt.UTC).date() - dt.timedelta(days=1)
+    production = day_of_production(home.path / package, yesterday)
     begins = (dt.datetime.now(dt.UTC) + dt.timedelta(seconds=150)).replace(second=0, microsecond=0)
     served = Served(
         home,
@@ -122,6 +128,6 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
         AGENTPIPE_ALERTS__WEBHOOK=receiver.url,
     )
     readers = Readers(home.path / "dagster", folder)
-    yield Day(Loop(home, served), receiver, readers, begins)
+    yield Day(Loop(home, served), receiver, readers, begins, production)
     readers.stop()
     served.stop()

@@ -28,7 +28,7 @@ from agentpipe.experience.store.shard import open_shard
 from agentpipe.learning.package import PolicyPackage
 from agentpipe_tests.acceptance.conftest import Day
 from agentpipe_tests.acceptance.harness import OVER, Loop
-from agentpipe_tests.production import day_of_production, drop
+from agentpipe_tests.production import drop
 
 pytestmark = pytest.mark.slow
 CELL = "network-2"
@@ -120,10 +120,11 @@ class Edit:
 @pytest.fixture(scope="module")
 def fed(day: Day) -> Fed:
     """Two files of the champion's decisions of yesterday and their labels, a moment before the night."""
-    loop, package = day.loop, champion(day)["package"]
-    found = Fed(loop.counts(), day_of_production(loop.home.path / package, day.date))
-    time.sleep(max(0.0, (day.begins - dt.datetime.now(dt.UTC)).total_seconds() - 12))
-    drop_both(loop, found.rows)
+    found = Fed(day.loop.counts(), day.production)
+    left = (day.begins - dt.datetime.now(dt.UTC)).total_seconds() - 12
+    assert left > -10, "the UI came up too late: the night has begun"
+    time.sleep(max(0.0, left))
+    drop_both(day.loop, found.rows)
     return found
 
 
