@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from agentpipe.settings import Settings
 
-RETRAINING_TOLERANCE = 0.005
-"""about one standard error of the difference of two looks at 245 environments × 8 episodes"""
 Schedule = Literal["linear", "cosine", "constant"]
 
 
@@ -350,8 +348,9 @@ def retraining_options(settings: Settings) -> TrainingOptions:
 
     There is no warm-up; the learning rate is ``retraining_rate_share`` of the training's, the budget
     ``retraining_steps``, and KL(champion || policy) weighs ``retraining_kl_weight``. The latest look at the validation
-    split counts that is as good as the best one within the split's noise: the champion was itself chosen as the best
-    of many looks, so that "better than it" would mean luck, and a night without luck would change nothing.
+    split counts that lacks no more of the best one than a candidate may lack of the champion (``promotion.margin``).
+    The champion was itself chosen as the best of many looks: "better than it" would ask for luck, and a night without
+    luck would change nothing.
     """
     chosen, near = training_options(settings), settings.finetuning
     return dataclasses.replace(
@@ -360,7 +359,7 @@ def retraining_options(settings: Settings) -> TrainingOptions:
         warm_up=None,
         budget_steps=near.retraining_steps,
         kl_weight=near.retraining_kl_weight,
-        tolerance=RETRAINING_TOLERANCE,
+        tolerance=settings.promotion.margin,
     )
 
 
