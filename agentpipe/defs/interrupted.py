@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from pathlib import Path
 
 import dagster as dg
@@ -12,6 +13,7 @@ from agentpipe.settings import ScheduleSettings
 
 PROCESS_TAG = "agentpipe/process"
 """Tag of a run that has begun: host, process id and the process's start, which together name a process once."""
+NAMELESS_SECONDS = 600.0
 _BEGUN = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 
@@ -40,13 +42,20 @@ def fail_dead_runs(instance: dg.DagsterInstance) -> list[str]:
         name = run.tags.get(PROCESS_TAG, "")
         host, _, rest = name.partition(":")
         number = rest.partition(":")[0]
-        if host != platform.node() or not number.isdigit() or process_name(int(number)) == name:
+        here = host == platform.node() and number.isdigit()
+        if not (here and process_name(int(number)) != name) and not (not name and _long_begun(instance, run)):
             continue
         last = instance.get_run_by_id(run.run_id)  # it may have ended well since it was listed, and its process after
         if last is not None and last.status in _BEGUN:
             instance.report_run_failed(last, "the process that ran it ended without a word")
             dead.append(run.run_id)
     return dead
+
+
+def _long_begun(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """A run names its process with its first step, seconds after it has begun: one that does not was killed before."""
+    begun = instance.get_run_records(dg.RunsFilter(run_ids=[run.run_id]))[0].start_time
+    return begun is not None and time.time() - begun > NAMELESS_SECONDS
 
 
 def interrupted_sensor(chosen: ScheduleSettings) -> dg.SensorDefinition:

@@ -6,6 +6,7 @@ import platform
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import dagster as dg
@@ -46,6 +47,17 @@ def test_a_run_whose_process_was_killed_kept_the_others_waiting_for_ever(
     assert fail_dead_runs(instance) == [run.run_id]
     assert status(instance, run) is Status.FAILURE
     assert fail_dead_runs(instance) == []
+
+
+@pytest.mark.parametrize(("minutes", "dead"), [(1, False), (11, True)])
+def test_a_run_that_was_killed_before_its_first_step_names_no_process(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, minutes: int, dead: bool
+) -> None:
+    run = add_run(instance, "cell", "load-1", Status.STARTING)
+    instance.report_dagster_event(dg.DagsterEvent("PIPELINE_START", run.job_name), run.run_id)
+    now = time.time()
+    monkeypatch.setattr(interrupted.time, "time", lambda: now + 60 * minutes)
+    assert fail_dead_runs(instance) == ([run.run_id] if dead else [])
 
 
 def test_a_run_of_this_process_is_alive(instance: dg.DagsterInstance) -> None:
