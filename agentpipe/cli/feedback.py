@@ -152,6 +152,7 @@ def label(
         str | None, typer.Option("--day", help="Only decisions of this UTC day, such as 2026-03-29.")
     ] = None,
     sheet: Annotated[Path | None, typer.Option("--csv", help="Write them to this CSV file, to be filled in.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the CSV file where it is there already.")] = False,
     answers: Annotated[Path | None, typer.Option("--answers", help="Take the answers from this CSV file.")] = None,
     annotator: Annotated[
         str | None, typer.Option("--annotator", help="Who answers.", show_default="the user's name")
@@ -170,6 +171,8 @@ def label(
         if answers is not None:
             labelling.take_answers(work, labelling.read_answers(answers, annotator), as_json)
             return
+        if sheet is not None:
+            labelling.check_sheet(sheet, force)
         rows = labelling.find(work, limit, day)
         if sheet is not None:
             labelling.write_sheet(sheet, rows, as_json)

@@ -45,6 +45,12 @@ def find(work: Work, limit: int, day: str | None) -> list[Unlabelled]:
     return worst_first(work.store, limit=limit, of_days=chosen)
 
 
+def check_sheet(path: Path, force: bool) -> None:
+    """Raises ``InputError`` where the sheet would replace a file, which may be filled in already."""
+    if path.exists() and not force:
+        raise InputError("the file is there already", file=path, remedy="give another name, or --force to replace it")
+
+
 def write_sheet(path: Path, rows: Sequence[Unlabelled], as_json: bool) -> None:
     """The decisions as a CSV file to be filled in."""
     from agentpipe.feedback.review import write_sheet as write

@@ -150,6 +150,17 @@ def test_labels_are_asked_for_as_a_sheet_and_taken_once(taken, tmp_path):
     assert identifier not in {row["decision_id"] for row in left}
 
 
+def test_a_sheet_that_is_filled_in_is_replaced_only_by_force(taken, tmp_path):
+    sheet = tmp_path / "sheet.csv"
+    sheet.write_text("decision_id,verdict\nsample-0-0,wrong\n")
+    error = taken("label", "--csv", str(sheet), "--json", ok=False)["error"]
+    assert (error["type"], error["where"]) == ("InputError", {"file": str(sheet)})
+    assert "--force" in error["remedy"]
+    assert sheet.read_text() == "decision_id,verdict\nsample-0-0,wrong\n"
+    assert taken("label", "--csv", str(sheet), "--force", "--json")["decisions"] == 12
+    assert sheet.read_text().startswith("decision_id,time,")
+
+
 def test_answers_wait_in_the_inbox_while_the_home_is_held(taken, tmp_path):
     (decision, *_) = taken("label", "--json")["decisions"]
     sheet = tmp_path / "sheet.csv"
