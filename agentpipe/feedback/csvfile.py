@@ -39,7 +39,8 @@ def check(file: IO[bytes]) -> None:
     """
     file.seek(-1, os.SEEK_END)
     if file.read(1) not in (b"\n", b"\r"):
-        raise UnfinishedError("the last line has no line end")
+        remedy = "it may be cut off; end the file with a line end if it is whole"
+        raise UnfinishedError("the last line has no line end", remedy)
     file.seek(0)
     for _ in _records(file):
         pass

@@ -76,12 +76,8 @@ def reader(path: Path) -> Format:
 
 
 @contextlib.contextmanager
-def opened(path: Path, *, complete: bool = False) -> Iterator[Dropped]:
+def opened(path: Path) -> Iterator[Dropped]:
     """Opens and checks a file.
-
-    Args:
-        path: The file.
-        complete: Somebody says that it is: a CSV file whose last line has no line end is given one.
 
     Raises:
         UnfinishedError: it is still being written.
@@ -93,9 +89,7 @@ def opened(path: Path, *, complete: bool = False) -> Iterator[Dropped]:
             raise UnfinishedError("empty: nothing was written yet")
         content: IO[bytes] = file
         if size <= _IN_MEMORY:
-            data = file.read(_IN_MEMORY)
-            open_end = complete and path.suffix.lower() == ".csv" and not data.endswith((b"\n", b"\r"))
-            content = io.BytesIO(data + b"\n" if open_end else data)
+            content = io.BytesIO(file.read(_IN_MEMORY))
         digest = _digest(content)
         try:
             reader(path).check(content)
@@ -170,10 +164,10 @@ def submit(path: Path, inbox: Path | None) -> Path:
         remedy = f"give a file that ends in {', '.join(formats())}"
         raise FeedbackError("nothing reads files of this kind", file=path, remedy=remedy)
     try:
-        with opened(path.resolve() if path.is_symlink() else path, complete=True) as dropped:
+        with opened(path.resolve() if path.is_symlink() else path) as dropped:
             return copy_in(dropped, inbox) if inbox else path
     except UnfinishedError as error:
-        raise FeedbackError(f"not a finished file: {error}", file=path, remedy="submit it when it is") from error
+        raise FeedbackError(f"not a finished file: {error}", file=path, remedy=error.remedy) from error
     except FaultError as error:
         raise FeedbackError(
             f"{error.reason}: {error.detail}", file=path, remedy="see docs/how-to/feedback.md"

@@ -17,7 +17,11 @@ BOM: Final = b"\xef\xbb\xbf"
 
 
 class UnfinishedError(Exception):
-    """The file is still being written, as far as one can see; ``args[0]`` says why."""
+    """The file is still being written, as far as one can see; ``remedy`` is for a person who says that it is not."""
+
+    def __init__(self, why: str, remedy: str = "submit it when it is") -> None:
+        super().__init__(why)
+        self.remedy = remedy
 
 
 def check(file: IO[bytes]) -> None:

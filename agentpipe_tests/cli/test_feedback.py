@@ -97,10 +97,17 @@ def test_what_cannot_be_read_is_refused_before_anything_is_copied(feedback, tmp_
     assert not feedback.inbox.exists()
 
 
-def test_a_table_without_a_last_line_end_is_complete_when_somebody_says_so(feedback, tmp_path):
-    (tmp_path / "a.csv").write_text(
-        "kind,label_id,decision_id,time,verdict,annotator\nlabel,l1,d1,2026-01-05T00:00:00Z,wrong,kim"
-    )
+def test_a_table_whose_last_cell_may_be_cut_off_is_no_label_until_its_line_ends(feedback, tmp_path):
+    """``25`` that was cut off after its first digit is another action."""
+    header = "kind,label_id,decision_id,time,verdict,annotator,corrected_action"
+    whole = f"{header}\nlabel,l1,d1,2026-01-05T00:00:00Z,wrong,kim,25"
+    for cut in (whole[:-1], whole):
+        (tmp_path / "a.csv").write_text(cut)
+        error = feedback("submit", str(tmp_path / "a.csv"), "--json", ok=False)["error"]
+        assert error["message"] == "not a finished file: the last line has no line end"
+        assert "end the file with a line end if it is whole" in error["remedy"]
+    assert not feedback.inbox.exists()
+    (tmp_path / "a.csv").write_text(whole + "\n")
     feedback("submit", str(tmp_path / "a.csv"))
     assert feedback("take", "--late-days", MANY, "--json")["inbox"]["rows_taken"] == 1
 
