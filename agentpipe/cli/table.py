@@ -233,7 +233,11 @@ def _print_change(change: Change, redis: dict[str, Any] | None, as_json: bool) -
     if redis is not None and redis["published"]:
         typer.echo("published in Redis")
     elif redis is not None:
-        say(f"The change is made, but not published in Redis yet; disturbance_table will. {redis['error']['message']}.")
+        error = redis["error"]
+        say(
+            f"The change is made, but not published in Redis: {error['message']} - {error['remedy']}. Once that is "
+            "mended, materialising disturbance_table publishes it."
+        )
 
 
 def _entry_text(line: dict[str, Any]) -> str:

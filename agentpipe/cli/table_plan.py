@@ -10,6 +10,7 @@ import typer
 from agentpipe.cli.options import Home, Json, TableSource
 from agentpipe.cli.output import print_json, reporting
 from agentpipe.cli.table import app
+from agentpipe.environments.parameters import CELLS
 
 
 @app.command()
@@ -28,8 +29,11 @@ def plan(home: Home = None, table_source: TableSource = None, as_json: Json = Fa
             took = "" if item["seconds"] is None else f"  {item['seconds']:.0f} s last time"
             typer.echo(f"{name:<40} {item['why']}{took}")
         if content["never_made"]:
-            typer.echo(f"not made yet (agentpipe run makes them): {', '.join(content['never_made'])}")
-        typer.echo(f"about {content['seconds']:.0f} s" if content["partitions"] else "nothing is due")
+            typer.echo(f"not made yet, agentpipe run makes them: {', '.join(content['never_made'])}")
+        if content["partitions"]:
+            typer.echo(f"about {content['seconds']:.0f} s")
+        elif len(content["never_made"]) < len(CELLS):
+            typer.echo("nothing is due")
 
 
 def _plan(home: Any, table_source: Any) -> dict[str, Any]:  # noqa: ANN401 - as typer gives them

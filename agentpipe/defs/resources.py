@@ -217,7 +217,8 @@ class Workspace(dg.ConfigurableResource[Any]):
             return references.version_of_all(name, CELLS)
         assert partition is not None
         if take is Take.DAY:
-            return references.version(name, split_candidate(partition)[0].isoformat())
+            day, trigger = split_candidate(partition)
+            return NONE if trigger == "manual" else references.version(name, day.isoformat())  # that learns no labels
         days = days_of_week(dt.date.fromisoformat(partition))
         if take is Take.WEEK:
             return references.version_of_all(name, tuple(day.isoformat() for day in days))

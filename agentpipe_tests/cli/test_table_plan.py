@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -68,3 +69,9 @@ def test_an_invalid_source_is_an_error_and_no_plan(home: Workspace, tmp_path) ->
     bad.write_text("kind,intensity\nload,1\n")
     answer = json.loads(plan(home, "--json", "--table-source", str(bad), code=1))
     assert (answer["ok"], answer["error"]["type"]) == (False, "TableError")
+
+
+def test_a_home_that_has_made_nothing_is_not_said_to_have_nothing_due(tmp_path: Path) -> None:
+    lines = plan(Workspace(home=str(tmp_path / "home"))).splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("not made yet, agentpipe run makes them: sensor-1, ")

@@ -38,7 +38,7 @@ def test_a_change_stands_where_redis_is_away_and_the_password_is_not_told(table,
     with redis_server(password="geheim") as server:
         monkeypatch.setenv("AGENTPIPE_REDIS_URL", server.url)
     shown = table(*SET)
-    assert "not published in Redis yet" in shown.stderr
+    assert "not published in Redis:" in shown.stderr
     assert "cannot be reached" in shown.stderr
     change = table(*SET, "--json")
     assert json.loads(change.stdout)["redis"]["error"]["type"] == "RedisServerError"
