@@ -170,6 +170,15 @@ def test_feedback_is_due_while_something_waits_or_when_its_day_grew(workspace: W
     assert not workspace.is_current("production_feedback", day)
 
 
+@pytest.mark.parametrize(("trigger", "again"), [("manual", False), ("nightly", True), ("feedback", True)])
+def test_feedback_trains_only_what_learns_from_it_again(workspace: Workspace, trigger: str, again: bool) -> None:
+    pretend(workspace, "production_feedback", "2026-11-01", "twelve labels")
+    pretend(workspace, "policy_checkpoint", f"2026-11-01|{trigger}")
+    assert workspace.is_current("policy_checkpoint", f"2026-11-01|{trigger}")
+    pretend(workspace, "production_feedback", "2026-11-01", "thirteen labels")
+    assert workspace.is_current("policy_checkpoint", f"2026-11-01|{trigger}") is not again
+
+
 @pytest.mark.parametrize(
     ("name", "asset"),
     [
