@@ -16,6 +16,7 @@ from agentpipe.cli.output import print_json, reporting, say
 if TYPE_CHECKING:
     from agentpipe.feedback.intake import Intake
     from agentpipe.feedback.rules import Rules
+    from agentpipe.feedback.stream import Taken
     from agentpipe.settings import Settings
 
 app = typer.Typer(
@@ -59,12 +60,17 @@ def take(late_days: LateDays = None, home: Home = None, as_json: Json = False) -
     """Takes in what lies in the inbox, and what the Redis stream has where REDIS_URL is set."""
     with reporting(as_json):
         settings = _settings(home)
-        done = take_now(settings, late_days)
+        done, failure = take_now(settings, late_days)
         if as_json:
-            print_json({"ok": True, **{name: intake.to_json() for name, intake in done.items()}})
-            return
-        for name, intake in done.items():
-            _print_intake(name, intake)
+            error = {} if failure is None else {"error": failure.as_dict()}
+            intakes = {name: intake.to_json() for name, intake in done.items()}
+            print_json({"ok": failure is None, **intakes, **error})
+        else:
+            for name, intake in done.items():
+                _print_intake(name, intake)
+    if failure is not None:
+        labelling.say_error(failure)
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -167,7 +173,7 @@ def label(
     """
     with reporting(as_json):
         settings = _settings(home)
-        work = labelling.Work(store_of(settings), inbox_of(settings), lambda: take_now(settings, None))
+        work = labelling.Work(store_of(settings), inbox_of(settings), lambda: take_now(settings, None).failure)
         if answers is not None:
             labelling.take_answers(work, labelling.read_answers(answers, annotator), as_json)
             return
@@ -197,7 +203,7 @@ def store_of(settings: Settings) -> Path:
     return settings.home / "feedback" / "store"
 
 
-def take_now(settings: Settings, late_days: int | None) -> dict[str, Intake]:
+def take_now(settings: Settings, late_days: int | None) -> Taken:
     """One intake of the inbox, and of the stream where there is one, under the home's lock."""
     from agentpipe.feedback.stream import stream_of, take_all
     from agentpipe.storage import home_lock

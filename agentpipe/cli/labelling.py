@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from agentpipe.cli.output import print_json, say
-from agentpipe.errors import InputError, LockHeldError
+from agentpipe.errors import AgentpipeError, InputError, LockHeldError
 
 if TYPE_CHECKING:
     from agentpipe.feedback.review import Answer, Unlabelled
@@ -22,11 +22,14 @@ _ERRORS = {"p": "perception", "l": "planning", "e": "execution", "": None}
 
 
 class Work(NamedTuple):
-    """Where labels come from and go to, and how what lies in the inbox is taken in."""
+    """Where labels come from and go to, and how what lies in the inbox is taken in.
+
+    ``take`` returns why the stream could not be read, after the inbox was.
+    """
 
     store: Path
     inbox: Path
-    take: Callable[[], object]
+    take: Callable[[], AgentpipeError | None]
 
 
 def on_terminal() -> bool:
@@ -77,7 +80,9 @@ def take_answers(work: Work, answers: Sequence[Answer], as_json: bool) -> None:
     taken = dropped.file is not None
     if dropped.file is not None:
         try:
-            work.take()
+            failure = work.take()
+            if failure is not None:  # the labels came through the inbox all the same
+                say_error(failure)
         except LockHeldError as error:
             taken = False
             say(f"{error.message}: the next intake takes the labels")
@@ -85,6 +90,11 @@ def take_answers(work: Work, answers: Sequence[Answer], as_json: bool) -> None:
         print_json({"ok": True, "labels": dropped.labels, "already": dropped.already, "taken": taken})
     else:
         typer.echo(f"{dropped.labels:,} labels, {dropped.already:,} said before")
+
+
+def say_error(error: AgentpipeError) -> None:
+    """A typed error for people, beside what was done in spite of it."""
+    say(f"{type(error).__name__}: {error}")
 
 
 def user() -> str:

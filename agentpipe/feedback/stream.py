@@ -11,9 +11,10 @@ import json
 import socket
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agentpipe.environments.table_redis_client import connect, redis_errors
+from agentpipe.errors import AgentpipeError
 from agentpipe.feedback.block import Refused, Row
 from agentpipe.feedback.intake import Intake, committing, take
 from agentpipe.feedback.rows import read_row
@@ -99,12 +100,26 @@ def waiting_entries(source: FeedbackStream) -> str:
     return f"{last.decode() if isinstance(last, bytes) else last}:{count}" if count else ""
 
 
-def take_all(inbox: Path, store: Path, rules: Rules, source: FeedbackStream | None) -> dict[str, Intake]:
-    """What lies in the inbox, and then what the stream has, each with its name; see :func:`take_stream`."""
-    done = {"inbox": take(inbox, store, rules)}
+class Taken(NamedTuple):
+    """What inbox and stream gave, by name; ``failure`` is why the stream could not be read, after the inbox was."""
+
+    intakes: dict[str, Intake]
+    failure: AgentpipeError | None
+
+
+def take_all(inbox: Path, store: Path, rules: Rules, source: FeedbackStream | None) -> Taken:
+    """What lies in the inbox, and then what the stream has; see :func:`take_stream`.
+
+    Raises:
+        StoreError: the inbox could not be taken; nothing was.
+    """
+    done, failure = {"inbox": take(inbox, store, rules)}, None
     if source is not None:
-        done["stream"] = take_stream(source, store, rules)
-    return done
+        try:
+            done["stream"] = take_stream(source, store, rules)
+        except AgentpipeError as error:
+            failure = error
+    return Taken(done, failure)
 
 
 def take_stream(source: FeedbackStream, store: Path, rules: Rules) -> Intake:

@@ -203,6 +203,21 @@ def test_an_annotator_is_one_word(taken, monkeypatch):
     taken("label", "--annotator", "kim lee", given="q\n", ok=False)
 
 
+def test_what_the_inbox_gave_is_printed_though_the_redis_is_away(feedback, tmp_path, monkeypatch):
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1")
+    feedback("submit", str(SAMPLE))
+    assert "inbox: 1 file" in feedback("take", "--late-days", MANY, ok=False)
+    (tmp_path / "a.jsonl").write_text(SAMPLE.read_text())
+    feedback("submit", str(tmp_path / "a.jsonl"))
+    done = feedback("take", "--late-days", MANY, "--json", ok=False)
+    assert (done["ok"], done["error"]["type"]) == (False, "RedisServerError")
+    assert (done["inbox"]["rows_taken"], done["inbox"]["rows_already"]) == (0, 36)
+    (decision, *_) = feedback("label", "--json")["decisions"]
+    (tmp_path / "sheet.csv").write_text(f"decision_id,verdict\n{decision['decision_id']},correct\n")
+    answers = feedback("label", "--answers", str(tmp_path / "sheet.csv"), "--annotator", "kim", "--json")
+    assert answers == {"ok": True, "labels": 1, "already": 0, "taken": True}
+
+
 @pytest.mark.redis
 def test_take_reads_the_stream_where_there_is_one(feedback, monkeypatch):
     import redis
