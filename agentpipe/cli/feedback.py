@@ -61,13 +61,15 @@ def take(late_days: LateDays = None, home: Home = None, as_json: Json = False) -
     with reporting(as_json):
         settings = _settings(home)
         done, failure = take_now(settings, late_days)
+        ignored = _ignored(settings)
         if as_json:
             error = {} if failure is None else {"error": failure.as_dict()}
             intakes = {name: intake.to_json() for name, intake in done.items()}
-            print_json({"ok": failure is None, **intakes, **error})
+            print_json({"ok": failure is None, **intakes, "ignored": ignored, **error})
         else:
             for name, intake in done.items():
                 _print_intake(name, intake)
+            _say_ignored(ignored)
     if failure is not None:
         labelling.say_error(failure)
         raise typer.Exit(1)
@@ -86,10 +88,10 @@ def status(
         settings = _settings(home)
         store = store_of(settings)
         states = [day_state(store, day) for day in days(store)[-limit:]]
-        waiting, counts = _inbox_files(settings), quarantine_counts(store)
+        waiting, ignored, counts = _inbox_files(settings), _ignored(settings), quarantine_counts(store)
         if as_json:
             listed = [{**vars(state), "unlabelled": state.unlabelled} for state in states]
-            print_json({"ok": True, "days": listed, "inbox": waiting, "quarantine": counts})
+            print_json({"ok": True, "days": listed, "inbox": waiting, "ignored": ignored, "quarantine": counts})
             return
         columns = ("day", "decisions", "labelled", "labels", "trainable", "superseded", "orphans", "verdicts")
         rows = [
@@ -102,6 +104,7 @@ def status(
         ]
         labelling.print_table(columns, rows, flush_left=("day", "verdicts"))
         typer.echo(f"inbox: {len(waiting):,} file(s)" + (f", such as {waiting[0]}" if waiting else ""))
+        _say_ignored(ignored)
         typer.echo(f"quarantine: {_counts(counts) or 'nothing'}")
 
 
@@ -236,6 +239,18 @@ def _inbox_files(settings: Settings) -> list[str]:
 
     inbox = inbox_of(settings)
     return [path.name for path in listing(inbox)] if inbox.is_dir() else []
+
+
+def _ignored(settings: Settings) -> dict[str, str]:
+    from agentpipe.feedback.inbox import ignored
+
+    inbox = inbox_of(settings)
+    return ignored(inbox) if inbox.is_dir() else {}
+
+
+def _say_ignored(ignored: Mapping[str, str]) -> None:
+    for file, why in ignored.items():
+        say(f"ignored: {file}: {why}")
 
 
 def _print_intake(name: str, intake: Intake) -> None:

@@ -49,7 +49,7 @@ def formats() -> Mapping[str, Format]:
     """The readers by suffix."""
     from agentpipe.feedback import csvfile, parquetfile
 
-    return {".jsonl": jsonl, ".csv": csvfile, ".parquet": parquetfile}
+    return {".jsonl": jsonl, ".ndjson": jsonl, ".csv": csvfile, ".parquet": parquetfile}
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,27 @@ class Dropped:
 
 def listing(inbox: Path) -> list[Path]:
     """What lies in the inbox under one of the suffixes, by name; hidden names are somebody's temporary files."""
-    with os.scandir(inbox) as entries:
-        names = [entry.name for entry in entries if not entry.name.startswith(".")]
     known = formats()
-    return [inbox / name for name in sorted(names) if Path(name).suffix.lower() in known]
+    return [path for path in _seen(inbox) if path.suffix.lower() in known]
+
+
+def ignored(inbox: Path) -> dict[str, str]:
+    """What lies in the inbox and is not looked at, by name, each with the reason; it stays where it is."""
+    *known, last = formats()
+    read = f"{', '.join(known)} and {last} are read"
+    found = {}
+    for path in _seen(inbox):
+        if path.suffix.lower() in (*known, last) or path.name in (TAKEN, REFUSED):
+            continue
+        what = "a folder" if path.is_dir() else f"ending {path.suffix}" if path.suffix else "no ending"
+        found[path.name.encode(errors="backslashreplace").decode()] = f"{what}; {read}"
+    return found
+
+
+def _seen(inbox: Path) -> list[Path]:
+    """All names of the inbox that are not hidden, sorted."""
+    with os.scandir(inbox) as entries:
+        return [inbox / name for name in sorted(entry.name for entry in entries) if not name.startswith(".")]
 
 
 def reader(path: Path) -> Format:

@@ -48,7 +48,7 @@ def test_every_command_explains_itself_and_takes_home_and_json(command):
 
 def test_a_file_is_submitted_taken_and_shown(feedback):
     before = feedback("status", "--json")
-    assert before == {"ok": True, "days": [], "inbox": [], "quarantine": {}}
+    assert before == {"ok": True, "days": [], "inbox": [], "ignored": {}, "quarantine": {}}
     (placed,) = feedback("submit", str(SAMPLE), "--json")["files"]
     assert feedback("status", "--json")["inbox"] == ["feedback_sample.jsonl"] == [placed.rpartition("/")[2]]
     done = feedback("take", "--late-days", MANY, "--json")
@@ -70,6 +70,28 @@ def test_a_file_with_a_hidden_name_is_not_lost_in_the_inbox(feedback, tmp_path):
     assert feedback("status", "--json")["inbox"] == ["sample.jsonl"]
 
 
+def test_files_in_the_inbox_that_nothing_reads_are_listed_as_ignored_and_do_not_move(feedback):
+    (feedback.inbox / "folder").mkdir(parents=True)
+    names = ("a.json", "a.jsonl.gz", "notes", ".hidden.txt")
+    for name in names:
+        (feedback.inbox / name).write_text("{}")
+    read = ".jsonl, .ndjson, .csv and .parquet are read"
+    expected = {
+        "a.json": f"ending .json; {read}",
+        "a.jsonl.gz": f"ending .gz; {read}",
+        "folder": f"a folder; {read}",
+        "notes": f"no ending; {read}",
+    }
+    shutil.copy(SAMPLE, feedback.inbox)
+    assert feedback("take", "--late-days", MANY, "--json")["ignored"] == expected
+    assert feedback("status", "--json")["ignored"] == expected
+    assert sorted(path.name for path in feedback.inbox.iterdir()) == sorted([*names, "folder", "taken"])
+    home = ["--home", str(feedback.inbox.parent.parent)]
+    for command in ("take", "status"):
+        result = CliRunner().invoke(app, ["feedback", command, *home])
+        assert f"ignored: a.json: ending .json; {read}" in result.stderr
+
+
 def test_a_file_submitted_twice_is_taken_once(feedback):
     feedback("submit", str(SAMPLE), str(SAMPLE))
     done = feedback("take", "--late-days", MANY, "--json")["inbox"]
@@ -80,6 +102,7 @@ def test_a_file_submitted_twice_is_taken_once(feedback):
     ("name", "data", "message"),
     [
         ("a.txt", b"x", "nothing reads"),
+        ("a.ndjson", b"{", "not a finished file"),
         ("a.parquet", b"no parquet, not at all", "not_parquet"),
         ("a.csv", b"a,b\n", "no_header"),
         ("a.jsonl", b"{", "not a finished file"),

@@ -157,6 +157,12 @@ def test_a_byte_order_mark_crlf_and_blank_lines_are_fine_and_latin_1_is_not(home
     assert quarantined(home.store)[0].raw == row.encode("latin-1")
 
 
+def test_json_lines_may_end_in_ndjson(home):
+    home.drop("a.NDJSON", decision(), label())
+    assert home()["rows_taken"] == 2
+    assert home.names() == ["taken"]
+
+
 def test_a_file_that_is_still_being_written_waits(home):
     home.drop("a.jsonl", decision(), '{"kind": "decis', end="")
     home.put("b.jsonl", b"")
