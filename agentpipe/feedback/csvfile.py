@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentpipe.feedback.block import Row
 
 _TYPES: Final = {name: field.type for fields in FIELDS.values() for name, field in fields.items()}
-_WHOLE: Final = re.compile(r"[+-]?\d+", re.ASCII)
+_WHOLE: Final = re.compile(r"([+-]?\d+)(\.0*)?", re.ASCII)  # pandas writes 25.0 in a column with gaps
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 _LONGEST_WHOLE: Final = 19  # digits of a 64-bit number
 
@@ -81,10 +81,10 @@ def _value(name: str, cell: str) -> Any:  # noqa: ANN401 - JSON
             return load_json(cell)
         except FaultError as fault:
             raise FaultError(fault.reason, f"{name}: {fault.detail}") from fault
-    if kind == "whole" and _WHOLE.fullmatch(cell):
-        if len(cell) > _LONGEST_WHOLE:
+    if kind == "whole" and (whole := _WHOLE.fullmatch(cell)):
+        if len(whole[1]) > _LONGEST_WHOLE:
             raise FaultError("number_out_of_range", f"{name}: a number of more than 63 bits")
-        return int(cell)
+        return int(whole[1])
     if kind == "number" and _NUMBER.fullmatch(cell):
         number = parse_number(cell)
         if number is None:

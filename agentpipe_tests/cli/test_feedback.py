@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -148,6 +149,14 @@ def test_late_rows_are_in_quarantine_until_they_are_judged_with_more_days(feedba
     assert feedback("retry", "--late-days", MANY, "--id", str(number), "--json")["rows_taken"] == 1
     assert "35 rows taken" in feedback("retry", "--late-days", MANY, "--reason", "late")
     assert "nothing" in feedback("quarantine")
+
+
+def test_the_sample_tried_as_shown_is_late_and_the_line_of_the_guide_takes_it_in(feedback):
+    guide = (data_dir().parent / "docs" / "how-to" / "feedback.md").read_text()
+    (line,) = re.findall("`agentpipe feedback (retry .*?)`", guide)
+    feedback("submit", str(SAMPLE))
+    assert "late 36" in feedback("take")
+    assert "36 rows taken" in feedback(*line.split())
 
 
 def test_decisions_of_a_policy_that_the_home_does_not_know_wait_in_quarantine(feedback, tmp_path):

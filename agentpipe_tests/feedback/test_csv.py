@@ -6,6 +6,7 @@ import csv
 import io
 import json
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,7 +69,10 @@ def test_columns_come_in_any_order_and_blank_lines_do_not_count(home):
         ({"observation": ""}, "missing_field"),
         ({"mask": "[1, 1]"}, "invalid_field"),
         ({"mask": "[true]"}, "does_not_fit_policy"),
-        ({"action": "1.0"}, "invalid_field"),
+        ({"action": "1.5"}, "invalid_field"),
+        ({"action": "1.0.0"}, "invalid_field"),
+        ({"action": ".0"}, "invalid_field"),
+        ({"action": "9" * 30 + ".0"}, "number_out_of_range"),
         ({"action": "9" * 30}, "number_out_of_range"),
         ({"elapsed_minutes": "1e400"}, "number_out_of_range"),
         ({"elapsed_minutes": "nan"}, "number_out_of_range"),
@@ -95,6 +99,20 @@ def test_each_malformed_row_is_quarantined_with_its_line_and_its_cells(home, cha
     raw = json.loads(refused.raw.decode(errors="surrogateescape"))
     assert raw["decision_id"] == "d1"
     assert all(raw[name] == value for name, value in change.items())
+
+
+def test_whole_numbers_are_read_as_pandas_writes_columns_with_gaps(home):
+    frame = pd.DataFrame([cells(decision()), cells(label("l1", corrected_action=None)), cells(label("l2"))])
+    whole = ["action", "last_action", "corrected_action"]
+    frame[whole] = frame[whole].apply(pd.to_numeric)
+    data = frame.to_csv(index=False)
+    assert ",1.0," in data
+    assert data.rstrip().endswith(",0.0")
+    home.put("a.csv", data.encode())
+    assert home()["quarantined"] == {}
+    decisions, labels = read_day(home.store, DAY)
+    assert (decisions["action"].to_pylist(), decisions["last_action"].to_pylist()) == ([1], [2])
+    assert labels["corrected_action"].to_pylist() == [None, 0]
 
 
 def test_a_row_with_too_few_or_too_many_cells_is_refused_and_the_next_one_taken(home):
