@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentpipe.cli import labelling
+from agentpipe.cli.labelling import counted
 from agentpipe.cli.options import Home, Json
 from agentpipe.cli.output import print_json, reporting, say
 
@@ -103,7 +104,7 @@ def status(
             for state in states
         ]
         labelling.print_table(columns, rows, flush_left=("day", "verdicts"))
-        typer.echo(f"inbox: {len(waiting):,} file(s)" + (f", such as {waiting[0]}" if waiting else ""))
+        typer.echo(f"inbox: {counted(len(waiting), 'file')}" + (f", such as {waiting[0]}" if waiting else ""))
         _say_ignored(ignored)
         typer.echo(f"quarantine: {_counts(counts) or 'nothing'}")
 
@@ -127,7 +128,12 @@ def quarantine(
         for row in rows:
             place = row.file if row.line == 0 else f"{row.file}:{row.line}"
             typer.echo(f"{row.number:>6}  {row.reason:<22}  {place}  {row.detail}")
+        total = sum(counts.values()) if reason is None else counts.get(reason, 0)
+        if total > len(rows):
+            typer.echo(f"{len(rows):,} of {total:,} shown; --limit {total} shows all")
         typer.echo(f"in quarantine: {_counts(counts) or 'nothing'}")
+        if reason is not None and not total:
+            say(f"nothing in quarantine has the reason {reason}")
 
 
 @app.command()
@@ -141,17 +147,31 @@ def retry(
     """Judges rows in quarantine again, as they would be judged today; the valid ones go to their day."""
     with reporting(as_json):
         from agentpipe.feedback.retry import retry as again
+        from agentpipe.feedback.store import quarantined
         from agentpipe.storage import home_lock
 
         settings = _settings(home)
         rules = _rules(settings, late_days)
+        store, wanted, unknown = store_of(settings), set(numbers or ()), []
         with home_lock(settings.home, "agentpipe feedback retry"):
-            done = again(store_of(settings), rules, reason=reason, numbers=set(numbers or ()))
+            if wanted:
+                there = {
+                    row.number for row in quarantined(store, reason=reason, numbers=tuple(wanted)) if row.line != 0
+                }
+                unknown = sorted(wanted - there)
+            done = again(store, rules, reason=reason, numbers=wanted)
+        judged = done.rows_taken + sum(done.quarantined.values())
         if as_json:
-            print_json({"ok": True, "rows_taken": done.rows_taken, "still_quarantined": done.quarantined})
+            left_over = {"rows_taken": done.rows_taken, "still_quarantined": done.quarantined, "unknown_ids": unknown}
+            print_json({"ok": True, **left_over})
             return
+        such = "" if reason is None else f" with the reason {reason}"
+        for number in unknown:
+            say(f"no row {number}{such} in quarantine")
+        if such and not wanted and not judged:
+            say(f"no row{such} in quarantine")
         left = _counts(done.quarantined)
-        typer.echo(f"{done.rows_taken:,} rows taken" + (f"; still in quarantine: {left}" if left else ""))
+        typer.echo(f"{counted(done.rows_taken, 'row')} taken" + (f"; still in quarantine: {left}" if left else ""))
 
 
 @app.command()
@@ -254,12 +274,11 @@ def _say_ignored(ignored: Mapping[str, str]) -> None:
 
 
 def _print_intake(name: str, intake: Intake) -> None:
-    counts: Sequence[tuple[str, Any]] = (
-        ("files", len(intake.files_taken)),
-        ("rows", intake.rows_taken),
-        ("rows taken before", intake.rows_already),
-    )
-    typer.echo(f"{name}: " + ", ".join(f"{count:,} {what}" for what, count in counts if count or what == "rows"))
+    parts = [counted(len(intake.files_taken), "file")] if intake.files_taken else []
+    parts.append(counted(intake.rows_taken, "row"))
+    if intake.rows_already:
+        parts.append(f"{counted(intake.rows_already, 'row')} taken before")
+    typer.echo(f"{name}: {', '.join(parts)}")
     for file, why in intake.files_waiting.items():
         say(f"waits: {file}: {why}")
     for file, why in intake.files_refused.items():

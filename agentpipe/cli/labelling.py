@@ -62,7 +62,7 @@ def write_sheet(path: Path, rows: Sequence[Unlabelled], as_json: bool) -> None:
     if as_json:
         print_json({"ok": True, "file": str(path), "decisions": len(rows)})
     else:
-        typer.echo(f"{path}: {len(rows):,} decisions; fill in, then agentpipe feedback label --answers {path}")
+        typer.echo(f"{path}: {counted(len(rows), 'decision')}; fill in, then agentpipe feedback label --answers {path}")
 
 
 def read_answers(path: Path, annotator: str | None) -> list[Answer]:
@@ -89,7 +89,7 @@ def take_answers(work: Work, answers: Sequence[Answer], as_json: bool) -> None:
     if as_json:
         print_json({"ok": True, "labels": dropped.labels, "already": dropped.already, "taken": taken})
     else:
-        typer.echo(f"{dropped.labels:,} labels, {dropped.already:,} said before")
+        typer.echo(f"{counted(dropped.labels, 'label')}, {dropped.already:,} said before")
 
 
 def say_error(error: AgentpipeError) -> None:
@@ -123,6 +123,11 @@ def print_rows(rows: Sequence[Unlabelled]) -> None:
         for row in rows
     ]
     print_table(columns, lines, flush_left=tuple(name for name in columns if name != "probability"))
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], flush_left: Sequence[str]) -> None:

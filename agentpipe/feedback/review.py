@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 
 WELL: Final = ("", "done", "ok", "success")
 """results that are no failure; the empty one is not known yet"""
-_COLUMNS: Final = ["decision_id", "time", "line_id", "policy_version", "probabilities", "action", "result"]
+_COLUMNS: Final = ["decision_id", "time", "line_id", "policy_version", "probabilities", "action", "result", "mask"]
 _ANSWER: Final = ("verdict", "error_type", "confidence", "annotator", "corrected_action")
 
 
 class Unlabelled(NamedTuple):
-    """A decision that nobody has labelled yet; ``probability`` is that of the action that was taken."""
+    """A decision that nobody has labelled yet; ``probability`` is that of the action that was taken.
+
+    ``allowed`` are the actions that its mask allows.
+    """
 
     decision_id: str
     time: dt.datetime
@@ -43,10 +46,12 @@ class Unlabelled(NamedTuple):
     action: int
     probability: float
     result: str
+    allowed: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready form."""
-        return {**self._asdict(), "time": self.time.isoformat(), "action_name": action_name(self.action)}
+        told = {"time": self.time.isoformat(), "action_name": action_name(self.action), "allowed": list(self.allowed)}
+        return {**self._asdict(), **told}
 
 
 class Answer(NamedTuple):
@@ -96,21 +101,26 @@ def _worst_of(table: pa.Table, limit: int) -> list[tuple[tuple[bool, float, str]
 
 
 def _unlabelled(row: dict[str, Any], probability: float) -> Unlabelled:
-    return Unlabelled(**{**row, "probability": round(float(probability), 6)})
+    allowed = tuple(action for action, may in enumerate(row.pop("mask")) if may)
+    return Unlabelled(**row, probability=round(float(probability), 6), allowed=allowed)
 
 
 # ---------------------------------------------------------------------------------------------- sheets
 
 
 def write_sheet(path: Path, rows: Iterable[Unlabelled]) -> None:
-    """The decisions as a CSV file, with empty columns for the answers; opens in a spreadsheet."""
+    """The decisions as a CSV file, with empty columns for the answers; opens in a spreadsheet.
+
+    The last column, ``allowed_actions``, names what may be given as the corrected action.
+    """
     file = io.StringIO()
     writer = csv.writer(file)
-    writer.writerow([*(name for name in Unlabelled._fields if name != "action"), "action", *_ANSWER])
+    told = [name for name in Unlabelled._fields if name not in ("action", "allowed")]
+    writer.writerow([*told, "action", *_ANSWER, "allowed_actions"])
     for row in rows:
-        told = row._replace(time=row.time.isoformat())._asdict()  # type: ignore[arg-type]
-        del told["action"]
-        writer.writerow([*told.values(), action_name(row.action), *("" for _ in _ANSWER)])
+        cells = {**row._asdict(), "time": row.time.isoformat()}
+        allowed = " ".join(map(action_name, row.allowed))
+        writer.writerow([*(cells[name] for name in told), action_name(row.action), *("" for _ in _ANSWER), allowed])
     write_bytes(path, file.getvalue().encode())
 
 

@@ -151,6 +151,31 @@ def test_late_rows_are_in_quarantine_until_they_are_judged_with_more_days(feedba
     assert "nothing" in feedback("quarantine")
 
 
+def test_quarantine_says_how_many_rows_it_does_not_show(feedback):
+    feedback("submit", str(SAMPLE))
+    assert "inbox: 1 file, 0 rows\n" in feedback("take")
+    assert "20 of 36 shown; --limit 36 shows all" in feedback("quarantine")
+    assert "shown" not in feedback("quarantine", "--limit", "36")
+
+
+def test_an_unknown_reason_or_number_of_quarantine_is_said(feedback, tmp_path):
+    (tmp_path / "a.csv").write_text("no header\n")
+    feedback("submit", str(SAMPLE))
+    shutil.copy(tmp_path / "a.csv", feedback.inbox)
+    feedback("take")
+    (whole_file, *_) = [row["number"] for row in feedback("quarantine", "--json")["rows"] if row["line"] == 0]
+
+    def said(*arguments):
+        return CliRunner().invoke(app, ["feedback", *arguments, "--home", str(tmp_path / "home")]).stderr
+
+    assert said("quarantine", "--reason", "nosuch") == "nothing in quarantine has the reason nosuch\n"
+    assert said("retry", "--reason", "nosuch") == "no row with the reason nosuch in quarantine\n"
+    assert said("retry", "--id", "99999") == "no row 99999 in quarantine\n"
+    assert said("retry", "--id", str(whole_file)) == f"no row {whole_file} in quarantine\n"
+    assert said("retry", "--reason", "late", "--late-days", "3") == ""
+    assert feedback("retry", "--id", "99999", "--json")["unknown_ids"] == [99999]
+
+
 def test_the_sample_tried_as_shown_is_late_and_the_line_of_the_guide_takes_it_in(feedback):
     guide = (data_dir().parent / "docs" / "how-to" / "feedback.md").read_text()
     (line,) = re.findall("`agentpipe feedback (retry .*?)`", guide)
@@ -178,7 +203,8 @@ def test_labels_are_asked_for_as_a_sheet_and_taken_once(taken, tmp_path):
     sheet = tmp_path / "sheet.csv"
     assert taken("label", "--csv", str(sheet), "--limit", "3", "--json")["decisions"] == 3
     lines = sheet.read_text().splitlines()
-    filled = lines[1].rsplit(",", 5)[0] + ",wrong,planning,0.5,,close"
+    allowed = lines[1].rsplit(",", 1)[1]
+    filled = lines[1].rsplit(",", 6)[0] + f",wrong,planning,0.5,,close,{allowed}"
     sheet.write_text("\n".join([lines[0], filled, *lines[2:]]))
     answers = ("label", "--answers", str(sheet), "--annotator", "kim", "--json")
     assert taken(*answers) == {"ok": True, "labels": 1, "already": 0, "taken": True}
@@ -227,7 +253,7 @@ def test_on_a_terminal_one_decision_after_the_other_is_asked_for(taken, monkeypa
 
 def test_answers_before_the_end_of_input_are_kept_and_the_half_one_is_not(taken, monkeypatch):
     monkeypatch.setattr(labelling, "on_terminal", lambda: True)
-    assert "1 labels, 0 said before" in taken("label", "--annotator", "kim", given="c\n\nw\np\n")
+    assert "1 label, 0 said before" in taken("label", "--annotator", "kim", given="c\n\nw\np\n")
 
 
 def test_an_annotator_is_one_word(taken, monkeypatch):

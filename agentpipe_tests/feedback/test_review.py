@@ -62,13 +62,15 @@ def test_nothing_is_there_to_label_before_the_first_intake(home):
 
 
 def test_a_sheet_is_written_filled_in_and_becomes_labels(home, tmp_path):
-    home.drop("a.jsonl", decision("d1"), decision("d2"), decision("d3", result="timeout"))
+    masked = decision("d2", mask=[False, True], probabilities=[0, 1])
+    home.drop("a.jsonl", decision("d1"), masked, decision("d3", result="timeout"))
     home()
     path = tmp_path / "sheet.csv"
     write_sheet(path, worst_first(home.store, limit=5))
     rows = list(csv.DictReader(path.open(newline="")))
     assert [row["decision_id"] for row in rows] == ["d3", "d1", "d2"]
     assert rows[0]["action"] == action_name(1)
+    assert [row["allowed_actions"] for row in rows] == ["measure_0 measure_1", "measure_0 measure_1", "measure_1"]
     rows[0].update(verdict="wrong", error_type="execution", confidence="0.7", corrected_action=action_name(0))
     rows[2].update(verdict="correct", annotator="ann")
     with path.open("w", newline="") as file:
