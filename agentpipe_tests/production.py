@@ -22,7 +22,9 @@ from agentpipe.learning.package import PolicyPackage
 ERRORS = ("perception", "planning", "planning", "execution")
 
 
-def day_of_production(package: Path, day: dt.date, lines: int = 6, steps: int = 4, seed: int = 0) -> list[dict[str, Any]]:
+def day_of_production(
+    package: Path, day: dt.date, lines: int = 6, steps: int = 4, seed: int = 0
+) -> list[dict[str, Any]]:
     """``lines × steps`` decisions of the policy on ``day``, each with a label of the same day."""
     return [row for pair in _pairs(PolicyPackage.load(package), day, lines, steps, seed) for row in pair]
 
