@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(shell command -v $(name) 2>/dev/null)))
 AGENTPIPE_HOME ?= .agentpipe
 ARGS ?=
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3
 
 # uv reads its own variable for a folder of wheels; whoever set pip's meant both.
 ifneq ($(strip $(PIP_FIND_LINKS)),)
@@ -54,7 +54,7 @@ ui: install
 	@$(BIN)/agentpipe ui $(ARGS)
 
 test: install browser
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(TEST_WORKERS) --dist=loadfile $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(TEST_WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 # The browser test wants Debian's chromium. Absent and not to be had, that test skips and says so.
 browser:
