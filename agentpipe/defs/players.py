@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agentpipe.errors import CorruptError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -28,10 +30,19 @@ VALIDATION_EPISODES = 8
 
 
 def champion(workspace: Workspace) -> Champion | None:
-    """The policy that is in use, or ``None`` before the first."""
+    """The policy that is in use, or ``None`` before the first.
+
+    Raises:
+        CorruptError: there is none, although a candidate was published beside one: the pointer was lost.
+    """
     from agentpipe.learning.champion import ChampionStore
 
-    return ChampionStore(workspace.root / "champion").current()
+    folder = workspace.root / "champion"
+    current = ChampionStore(folder).current()
+    if current is None and workspace.references.tell_of("publish", "champion"):
+        remedy = "restore champion.json from a backup; to begin anew remove references/publish"
+        raise CorruptError("the champion's pointer is lost", file=folder / "champion.json", remedy=remedy)
+    return current
 
 
 def parent_of(workspace: Workspace, partition: str | None) -> Champion | None:

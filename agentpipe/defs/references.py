@@ -39,6 +39,22 @@ class Reference:
     """small JSON figures that later assets, the scoreboard and people want"""
 
 
+_TEXTS = ("asset", "data_version", "path", "configuration", "code_version")
+
+
+def _sound(content: Mapping[str, Any]) -> bool:
+    """Whether every field of a reference has the type that it should have; a file may hold anything."""
+    consumed, figures = content["consumed"], content.get("figures", {})
+    return (
+        all(isinstance(content[name], str) for name in _TEXTS)
+        and isinstance(consumed, dict)
+        and all(isinstance(version, str) for version in consumed.values())
+        and isinstance(figures, dict)
+        and isinstance(content["seconds"], int | float)
+        and isinstance(content["partition"], str | None)
+    )
+
+
 class References:
     """The references of one home."""
 
@@ -59,11 +75,15 @@ class References:
         path = self.path(asset, partition)
         if not path.exists():
             return None
+        remedy = f"remove it; {asset} is then computed again"
         try:
-            return Reference(**read_json(path))
+            content: Any = read_json(path)
+            found = Reference(**content)
         except TypeError as error:
-            remedy = f"remove it; {asset} is then computed again"
             raise CorruptError(f"not a reference: {error}", file=path, remedy=remedy) from error
+        if not _sound(content):
+            raise CorruptError("not a reference: a field of another type", file=path, remedy=remedy)
+        return found
 
     def load(self, asset: str, partition: str | None = None) -> Reference:
         """The reference of a partition that must be there.
@@ -89,8 +109,15 @@ class References:
 
     def versions(self, asset: str) -> frozenset[str]:
         """The data versions of every partition of ``asset`` that is materialised."""
-        found = (read_json(path).get("data_version") for path in self.path(asset, "any").parent.glob("*.json"))
-        return frozenset(version for version in found if isinstance(version, str))
+        found = (read_json(path) for path in self.path(asset, "any").parent.glob("*.json"))
+        versions = (content.get("data_version") for content in found if isinstance(content, dict))
+        return frozenset(version for version in versions if isinstance(version, str))
+
+    def tell_of(self, asset: str, figure: str) -> bool:
+        """Whether some partition of ``asset`` has a figure of that name that is not ``none``."""
+        paths = self.path(asset, "any").parent.glob("*.json")
+        found = (content.get("figures") for content in map(read_json, paths) if isinstance(content, dict))
+        return any(isinstance(figures, dict) and figures.get(figure, "none") != "none" for figures in found)
 
     def version_of_all(self, asset: str, partitions: Mapping[str, object] | tuple[str, ...]) -> str:
         """One digest over the data versions of several partitions; ``MISSING`` where none is there."""

@@ -267,7 +267,10 @@ def _feedback_version(folder: Path, day: dt.date) -> str:
     from agentpipe.feedback.store import day_state
 
     inbox = folder / "inbox"
-    waiting = [digest_file(path) for path in listing(inbox) if path.is_file()] if inbox.is_dir() else []
+    waiting = []
+    for path in listing(inbox) if inbox.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # taken in just now; or no file at all
+            waiting.append(digest_file(path))
     state = day_state(folder / "store", day)
     empty = not waiting and state.decisions + state.labels == 0
     return NONE if empty else digest_bytes(canonical_json([waiting, state.digest]))
@@ -286,12 +289,17 @@ def _behind(references: Mapping[str, Reference], table: DisturbanceTable) -> lis
 
 
 def _source_table(workspace: Workspace) -> DisturbanceTable:
-    """The table as the source reads now, without publishing a version."""
+    """The table as the source reads now, without publishing a version.
+
+    A source of the home's own that is missing (an editor may be replacing it) is as it was; a set one must be there.
+    """
     from agentpipe.environments.datafiles import data_dir
     from agentpipe.environments.table import load_table
 
-    source = workspace.table_store().source_path
-    return load_table(source if source.exists() else data_dir() / "disturbances.csv")
+    store = workspace.table_store()
+    if store.own_source or store.source_path.exists():
+        return load_table(store.source_path)
+    return store.current() if store.started() else load_table(data_dir() / "disturbances.csv")
 
 
 @functools.lru_cache(maxsize=8)

@@ -12,7 +12,7 @@ from agentpipe.defs.references import Reference
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.serving import promotion
 from agentpipe.defs.serving.assets import publish, triton_bundle
-from agentpipe.errors import GateError
+from agentpipe.errors import CorruptError, GateError
 from agentpipe.learning.champion import Champion, ChampionStore
 from agentpipe.learning.promotion import champion_stores
 
@@ -211,3 +211,14 @@ def test_only_a_whole_judgement_makes_a_bundle_promotable(
 
     monkeypatch.setenv(setting, value)
     assert (_why_not(Workspace(home=str(tmp_path))) == []) is promotable
+
+
+def test_with_the_champion_s_pointer_lost_no_candidate_takes_its_place(workspace: Workspace) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        candidate(workspace, KEY, "d1")
+        materialise(publish, workspace, KEY, instance)
+        (workspace.root / "champion" / "champion.json").unlink()
+        candidate(workspace, "2026-11-03|nightly", D2)
+        with pytest.raises(CorruptError, match="pointer is lost"):
+            materialise(publish, workspace, "2026-11-03|nightly", instance)
+    assert ChampionStore(workspace.root / "champion").history() == ()

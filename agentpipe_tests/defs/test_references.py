@@ -6,6 +6,7 @@ import pytest
 
 from agentpipe.defs.references import MISSING, Reference, References
 from agentpipe.errors import CorruptError
+from agentpipe.storage import read_json, write_json
 
 
 def reference(partition: str | None = None, version: str = "v1") -> Reference:
@@ -54,3 +55,23 @@ def test_a_reference_of_another_version_with_more_fields_is_refused(tmp_path) ->
     path.write_text(json.dumps({**json.loads(path.read_text()), "later": 1}))
     with pytest.raises(CorruptError, match="later"):
         references.find("trajectories")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("consumed", None),
+        ("consumed", {"a": 1}),
+        ("figures", []),
+        ("path", None),
+        ("data_version", 7),
+        ("seconds", "x"),
+    ],
+)
+def test_a_field_of_another_type_is_a_typed_error(tmp_path, field, value):
+    references = References(tmp_path)
+    references.save(Reference("a", None, "v", "p", {}, "c", "1", 0.0))
+    path = references.path("a")
+    write_json(path, {**read_json(path), field: value})
+    with pytest.raises(CorruptError, match="of another type"):
+        references.find("a")

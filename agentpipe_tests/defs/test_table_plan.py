@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +106,17 @@ def test_a_source_that_is_not_valid_is_a_typed_error(home: Workspace) -> None:
     source.write_text(source.read_text().replace("50", "nan", 1))
     with pytest.raises(TableError):
         table_plan(home)
+
+
+def test_a_source_that_is_missing_for_a_moment_launches_nothing(home: Workspace) -> None:
+    edit(home, "network-3", 333.0)
+    home.table_store().refresh()
+    make_cell(home, "network-3")
+    home.table_store().source_path.unlink()
+    assert names(home) == []
+
+
+def test_a_source_of_one_s_own_that_is_gone_is_an_error(home: Workspace, tmp_path: Path) -> None:
+    own = Workspace(home=str(home.root), profile="demo", table_source=str(tmp_path / "gone.csv"))
+    with pytest.raises(TableError):
+        table_plan(own)

@@ -32,10 +32,9 @@ def table_sensor(chosen: ScheduleSettings) -> dg.SensorDefinition:
     )
     def table_changes(context: dg.SensorEvaluationContext, workspace: Workspace) -> dg.SensorResult | dg.SkipReason:
         try:
-            plan = table_plan(workspace)
+            return _launch(context, workspace, table_plan(workspace))
         except AgentpipeError as error:
             return dg.SkipReason(f"the table cannot be read and nothing is launched: {error}")
-        return _launch(context, workspace, plan)
 
     return table_changes
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentpipe.defs.drifting import drift_from
 from agentpipe.defs.partitions import split_candidate
-from agentpipe.defs.players import policy_player
+from agentpipe.defs.players import champion, policy_player
 from agentpipe.defs.references import Reference
 from agentpipe.defs.scene import scene
 from agentpipe.defs.steps import Step
@@ -73,6 +73,7 @@ def settle(work: Step, candidate: Candidate) -> Settled:
 
     workspace, challenge = work.workspace, None
     champions, holds = champion_stores(workspace.root)
+    champion(workspace)  # one that was lost is not replaced by the next best
     for _ in range(TRIES):
         history = champions.history()
         current = history[-1] if history else None
