@@ -116,7 +116,8 @@ class RedisTables:
         socket_timeout: seconds until the server must have answered.
 
     Raises:
-        SettingsError: the URL is malformed, or a number is out of range. Nothing is sent yet.
+        SettingsError: a number is out of range.
+        RedisServerError: the URL is malformed. Nothing is sent yet.
 
     Every method raises ``RedisServerError`` where the server is away, slow, full, read-only or of another login.
     """

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
 
 from agentpipe.errors import RedisServerError, SettingsError
 
@@ -14,6 +17,11 @@ if TYPE_CHECKING:
 
 _RETRIES = 2
 _TEXT_LIMIT = 200
+_DATABASE = re.compile(r"/?[0-9]{0,9}/?")
+_TIMES = ("socket_timeout", "socket_connect_timeout")
+_OPTIONS = ("db", "client_name", *_TIMES)
+_TLS_OPTIONS = ("ssl_cert_reqs", "ssl_check_hostname", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+"""Of ``rediss://`` only. Options that change what answers look like, the pool or its retries are not taken."""
 
 
 def connect(url: str, *, size: int = 4, patience: float = 5.0, socket_timeout: float = 2.0) -> Redis:
@@ -24,14 +32,17 @@ def connect(url: str, *, size: int = 4, patience: float = 5.0, socket_timeout: f
 
     Args:
         url: ``redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]``, ``rediss://…`` or ``unix://[:PASSWORD@]/SOCKET[?db=DB]``.
+            Further options in its query: ``client_name``, ``socket_timeout``, ``socket_connect_timeout``, and those of
+            TLS that begin with ``ssl_``.
         size: connections of this pool at most.
         patience: seconds that a thread waits for a free connection.
         socket_timeout: seconds until the server must have taken a connection, and have answered a command.
 
     Raises:
-        SettingsError: the URL is malformed, or a number is not positive.
+        SettingsError: a number is not positive.
+        RedisServerError: the URL is malformed, or has an option that is not taken.
     """
-    from redis import BlockingConnectionPool, Redis
+    from redis import BlockingConnectionPool, Redis, RedisError
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
 
@@ -39,6 +50,7 @@ def connect(url: str, *, size: int = 4, patience: float = 5.0, socket_timeout: f
         message = "size and time-outs of a Redis pool must be positive"
         raise SettingsError(message, size=size, patience=patience, socket_timeout=socket_timeout)
     try:
+        _check(url)
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=size,
@@ -48,11 +60,39 @@ def connect(url: str, *, size: int = 4, patience: float = 5.0, socket_timeout: f
             retry=Retry(ExponentialBackoff(cap=0.1, base=0.05), _RETRIES),
             health_check_interval=0,
         )
-    except (ValueError, TypeError):
-        # what urllib says may hold a part of the password: neither told nor chained
-        remedy = "write redis://:PASSWORD@HOST:PORT/DB, with / @ : of the password as %2F %40 %3A"
-        raise SettingsError("the Redis URL is malformed", field="redis_url", remedy=remedy) from None
+        pool.connection_class(**pool.connection_kwargs)  # connects to nothing; refuses values it cannot use
+    except (ValueError, TypeError, AttributeError, RedisError):  # UnicodeError is a ValueError
+        # what urllib and redis say may hold a part of the password: neither told nor chained
+        remedy = (
+            "write redis://:PASSWORD@HOST:PORT/DB, with / @ : ? # of the password as %2F %40 %3A %3F %23; "
+            f"options: {', '.join(_OPTIONS)}; with rediss:// also {', '.join(_TLS_OPTIONS)}"
+        )
+        raise RedisServerError("REDIS_URL is malformed", field="redis_url", remedy=remedy) from None
     return Redis.from_pool(pool)
+
+
+def _check(url: str) -> None:
+    """Refuses what redis-py would take for something else, such as ``/abc`` for database 0.
+
+    Raises:
+        ValueError: host, database or options are malformed, or an option is not taken. The text holds nothing of them.
+    """
+    url.encode()
+    parts = urlsplit(url)
+    (parts.hostname or "").encode("idna")
+    if parts.fragment or (parts.scheme != "unix" and not _DATABASE.fullmatch(parts.path)):
+        raise ValueError("database")
+    options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    known = (*_OPTIONS, *_TLS_OPTIONS) if parts.scheme == "rediss" else _OPTIONS
+    if len({name for name, _ in options}) < len(options):
+        raise ValueError("an option given twice")
+    for name, value in options:
+        if name not in known or not value:
+            raise ValueError("option")
+        if name == "db" and not re.fullmatch("[0-9]{1,9}", value):
+            raise ValueError("database")
+        if name in _TIMES and not 0 < float(value) < math.inf:
+            raise ValueError("time-out")
 
 
 def place_of(client: Redis) -> str:

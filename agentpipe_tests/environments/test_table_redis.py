@@ -10,7 +10,7 @@ from redis.connection import AbstractConnection
 
 from agentpipe.environments.table import table_from_rows
 from agentpipe.environments.table_redis import KeptVersion, RedisTables
-from agentpipe.environments.table_redis_client import redis_errors
+from agentpipe.environments.table_redis_client import connect, place_of, redis_errors
 from agentpipe.errors import (
     CorruptError,
     RedisServerError,
@@ -342,13 +342,55 @@ def test_a_wrong_password_is_said_and_not_told(login):
 
 @pytest.mark.parametrize(
     "url",
-    ["localhost:6379", "http://:geheim@localhost", "redis://:gehe/im@localhost:6379", "redis://:geheim@localhost:x/0"],
+    [
+        "localhost:6379",
+        "http://:geheim@localhost",
+        "redis://:gehe/im@localhost:6379",
+        "redis://:geheim@localhost:x/0",
+        "redis://:geheim@localhost/abc",
+        "redis://:geheim@localhost/1/2",
+        "redis://:geheim@localhost/-1",
+        "redis://:geheim@localhost?db=abc",
+        "redis://:12?geheim=3@localhost",
+        "redis://:12#geheim@localhost",
+        "redis://:geheim@localhost?decode_responses=True",
+        "redis://:geheim@localhost?ssl=true",
+        "redis://:geheim@localhost?foo=1",
+        "redis://:geheim@localhost?retry=5",
+        "redis://:geheim@localhost?connection_class=x",
+        "redis://:geheim@localhost?max_connections=1",
+        "redis://:geheim@localhost?socket_timeout=0",
+        "redis://:geheim@localhost?socket_timeout=nan",
+        "redis://:geheim@localhost?socket_timeout=2&socket_timeout=3",
+        "redis://:geheim@localhost?client_name=",
+        "redis://:geheim@localhost?ssl_cert_reqs=none",
+        "rediss://:geheim@localhost?ssl_cert_reqs=geheim",
+        "unix://:geheim@/socket?decode_responses=1",
+        f"redis://:geheim@{'a' * 70}.example",
+        "redis://:geheim\udc80@localhost",
+    ],
 )
 def test_a_malformed_url_is_refused_and_not_told(url):
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(RedisServerError, match="REDIS_URL is malformed") as caught:
         RedisTables(url)
     assert "gehe" not in str(caught.value)
     assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("redis://localhost", "localhost:6379/0"),
+        ("redis://:a%2Fb@[::1]:7000/3", "::1:7000/3"),
+        ("redis://localhost/?db=4&client_name=line&socket_timeout=1.5", "localhost:6379/4"),
+        ("rediss://localhost:1/2?ssl_cert_reqs=none&ssl_check_hostname=false", "localhost:1/2"),
+        ("unix://:secret@/run/redis.sock?db=5", "/run/redis.sock/5"),
+    ],
+)
+def test_a_url_may_name_a_database_and_options_of_its_connections(url, place):
+    with contextlib.closing(connect(url)) as client:
+        assert place_of(client) == place
 
 
 def test_a_pool_needs_two_connections():
