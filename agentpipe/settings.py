@@ -273,9 +273,10 @@ def load_settings(**overrides: Any) -> Settings:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         remedy = "see agentpipe run --help, or unset the variable"
-        raise SettingsError(f"setting {field}: {first['msg']}", field=field, remedy=remedy) from error
+        # pydantic's own text shows every value, also a secret one under a misspelt name: not chained
+        raise SettingsError(f"setting {field}: {first['msg']}", field=field, remedy=remedy) from None
     except MalformedError as error:
-        raise SettingsError(f"malformed setting: {error}", remedy="set AGENTPIPE_<SECTION>__<NAME>=VALUE") from error
+        raise SettingsError(f"malformed setting: {error}", remedy="set AGENTPIPE_<SECTION>__<NAME>=VALUE") from None
     return settings
 
 
