@@ -82,12 +82,20 @@ def typed_sqlite_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(store: Path) -> Iterator[sqlite3.Connection | None]:
-    """One consistent look at the index; None where nothing was ever taken in."""
+    """One consistent look at the index; None where nothing was ever taken in.
+
+    Raises:
+        CorruptError: damaged, or lost while parts are there.
+    """
     path = index_path(store)
     if not path.exists():
+        if _has_parts(store) and not path.exists():  # looked at again: a first intake may just have begun
+            raise _lost(path)
         yield None
         return
     with typed_sqlite_errors(path), contextlib.closing(_connect(path)) as connection:
+        if not _is_ready(connection, path) and _has_parts(store) and not _is_ready(connection, path):
+            raise _lost(path)
         if _is_ready(connection, path):
             connection.execute("PRAGMA query_only = 1")
             connection.execute("BEGIN")
@@ -98,26 +106,52 @@ def reading(store: Path) -> Iterator[sqlite3.Connection | None]:
 
 @contextlib.contextmanager
 def writing(store: Path) -> Iterator[sqlite3.Connection]:
-    """One transaction: all of it counts when the body ends, or nothing. The caller holds the home's lock."""
+    """One transaction: all of it counts when the body ends, or nothing. The caller holds the home's lock.
+
+    The tables are made in a transaction of their own, before the first part is written: parts beside an index without
+    tables are never what a killed writer left.
+
+    Raises:
+        CorruptError: damaged, or lost while parts are there.
+    """
     path = index_path(store)
     with typed_os_errors(store):
         store.mkdir(parents=True, exist_ok=True)
+        if not path.exists() and _has_parts(store):
+            raise _lost(path)
     with typed_sqlite_errors(path), contextlib.closing(_connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA cache_size = -131072")  # KiB
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with _transaction(connection):
             if not _is_ready(connection, path):
+                if _has_parts(store):
+                    raise _lost(path)
                 for statement in filter(str.strip, _TABLES.split(";")):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {FORMAT}")
+        with _transaction(connection):
             yield connection
-        except BaseException:
-            connection.rollback()
-            raise
-        connection.commit()
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.rollback()
+        raise
+    connection.commit()
+
+
+def _has_parts(store: Path) -> bool:
+    return any(store.glob("*/*.parquet"))
+
+
+def _lost(path: Path) -> CorruptError:
+    return CorruptError("parts without an index", file=path, remedy=f"restore {FILE} from a backup")
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -10,7 +10,11 @@ import pytest
 
 from agentpipe.errors import CorruptError, FeedbackError
 from agentpipe.feedback import intake as intake_module
+from agentpipe.feedback.batch import Batch
+from agentpipe.feedback.figures import Figures
 from agentpipe.feedback.intake import take_in
+from agentpipe.feedback.labelled import read_labelled
+from agentpipe.feedback.retry import retry
 from agentpipe.feedback.rows import FaultError
 from agentpipe.feedback.schema import DECISION_TABLE
 from agentpipe.feedback.store import day_state, days, quarantine_counts, quarantined, read_day
@@ -313,6 +317,44 @@ def test_a_damaged_index_is_a_typed_error(home):
     (home.store / "index.sqlite3").write_bytes(b"this is no index" * 1000)
     with pytest.raises(CorruptError, match="cannot be read"):
         day_state(home.store, DAY)
+
+
+@pytest.mark.parametrize("lose", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
+def test_parts_without_their_index_are_kept_and_nothing_reads_as_no_feedback(home, lose):
+    home.drop("a.jsonl", decision(), label())
+    home()
+    lose(home.store / "index.sqlite3")
+    parts = sorted(home.store.glob("*/*.parquet"))
+    home.drop("b.jsonl", decision("d2"))
+    rules = intake_module.rules_for(shape=SHAPE)
+    for act in (
+        home,
+        lambda: retry(home.store, rules),
+        lambda: days(home.store),
+        lambda: day_state(home.store, DAY),
+        lambda: read_day(home.store, DAY),
+        lambda: quarantine_counts(home.store),
+        lambda: quarantined(home.store),
+        lambda: read_labelled(home.store, DAY),
+    ):
+        with pytest.raises(CorruptError, match="parts without an index"):
+            act()
+    assert sorted(home.store.glob("*/*.parquet")) == parts
+    assert len(parts) == 2
+    assert home.names() == ["b.jsonl", "taken"]
+
+
+def test_a_first_intake_that_breaks_off_after_its_parts_are_in_place_is_simply_done_again(home, monkeypatch):
+    home.drop("a.jsonl", decision())
+    with monkeypatch.context() as patch:
+        patch.setattr(Batch, "abandon", lambda batch: None)
+        patch.setattr(Figures, "settle", lambda figures: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            home()
+    assert len(list(home.store.glob("*/*.parquet"))) == 1
+    assert days(home.store) == []
+    assert home()["rows_taken"] == 1
+    assert len(list(home.store.glob("*/*.parquet"))) == 1
 
 
 def test_a_present_without_zone_is_refused(tmp_path):
