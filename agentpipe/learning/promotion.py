@@ -78,7 +78,8 @@ class HoldStore:
     """Held candidates below ``root``, one file each; a decision is made once.
 
     An approval moves the champion's pointer first and is noted here afterwards. The pointer is what counts: where the
-    process dies in between, every reader and the next decision see the approval in the champion's history.
+    process dies in between, every reader and the next decision see the approval in the champion's history; where that
+    was restored from a backup without the approval, the candidate waits again.
 
     Args:
         root: directory; made when the first candidate is held.
@@ -96,9 +97,10 @@ class HoldStore:
         Raises:
             CorruptError, VersionError: a file is damaged, or of another version.
         """
-        history = self.champions.history()
         files = sorted(self.root.glob("*.json")) if self.root.is_dir() else []
-        held = [_settled(_read(path), history) for path in files]
+        read = [_read(path) for path in files]
+        history = self.champions.history()  # afterwards: it knows every approval that was noted in a file by then
+        held = [_settled(each, history) for each in read]
         return tuple(sorted(held, key=lambda each: (each.at, each.candidate)))
 
     def waiting(self) -> tuple[Held, ...]:
@@ -174,7 +176,8 @@ class HoldStore:
             held = self.find(candidate)
             if held.decision is not None and held.decision.kind == REJECTED:
                 raise _decided(held, self._path(held.candidate))
-            if held.decision is None:
+            entry = _approval(held.candidate, self.champions.history())
+            if entry is None:
                 figures = {**held.figures, "held_because": list(held.reasons)}
                 try:
                     entry = self.champions.promote(
@@ -189,8 +192,6 @@ class HoldStore:
                 except ChampionConflictError as error:
                     remedy = "it must be compared with the present champion again: materialise its publish once more"
                     raise ChampionConflictError(error.message, **error.where, remedy=remedy) from error
-            else:
-                entry = _approval(held.candidate, self.champions.history())
             decision = Decision(APPROVED, entry.who, entry.reason, entry.at)
             self._note(dataclasses.replace(held, decision=decision))
             return entry
@@ -314,16 +315,17 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _approval(candidate: str, history: tuple[Champion, ...]) -> Champion:
-    return next(entry for entry in history if entry.kind == APPROVAL and entry.digest == candidate)
+def _approval(candidate: str, history: tuple[Champion, ...]) -> Champion | None:
+    return next((entry for entry in history if entry.kind == APPROVAL and entry.digest == candidate), None)
 
 
 def _settled(held: Held, history: tuple[Champion, ...]) -> Held:
-    """``held`` with the approval that the champion's history knows of, where its own file does not yet."""
-    for entry in history:
-        if held.decision is None and entry.kind == APPROVAL and entry.digest == held.candidate:
-            return dataclasses.replace(held, decision=Decision(APPROVED, entry.who, entry.reason, entry.at))
-    return held
+    """``held`` as the champion's history has it: approved if that knows of it, and only then; or rejected."""
+    if held.decision is not None and held.decision.kind == REJECTED:
+        return held
+    entry = _approval(held.candidate, history)
+    decision = None if entry is None else Decision(APPROVED, entry.who, entry.reason, entry.at)
+    return dataclasses.replace(held, decision=decision)
 
 
 def _decided(held: Held, file: Path) -> DecidedError:

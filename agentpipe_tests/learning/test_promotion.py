@@ -139,6 +139,23 @@ def test_killed_between_pointer_and_note_the_approval_counts(stores, monkeypatch
     assert len(champions.history()) == 2
 
 
+def test_an_approval_that_a_restored_history_lacks_was_not_made(stores):
+    champions, holds = stores
+    hold(holds)
+    pointer = champions.root / "champion.json"
+    backup = pointer.read_bytes()
+    holds.approve("candidate-a", **SIGNED)
+    pointer.write_bytes(backup)
+    assert [held.candidate for held in holds.waiting()] == ["candidate-a"]
+    assert holds.find("candidate-a").decision is None
+    entry = holds.approve("candidate-a", who="bob", reason="again")
+    assert (entry.sequence, entry.digest, entry.who) == (2, "candidate-a", "bob")
+    assert champions.current() == entry
+    assert json.loads((holds.root / "candidate-a.json").read_text())["decision"]["who"] == "bob"
+    pointer.write_bytes(backup)
+    assert holds.reject("candidate-a", who="cem", reason="no").decision.kind == "rejected"
+
+
 def _decide(home, number, barrier, results):
     holds = champion_stores(home)[1]
     barrier.wait()
