@@ -86,7 +86,10 @@ def _plain(scalar: pa.Scalar, wanted: Type | None) -> Any:  # noqa: ANN401 - JSO
         except OverflowError:  # outside the calendar
             return str(scalar.value)
         return (time if scalar.type.tz else time.replace(tzinfo=None)).isoformat()
-    value = scalar.as_py()
+    try:
+        value = scalar.as_py()
+    except (pa.ArrowException, ValueError, LookupError, ArithmeticError):  # a date outside the calendar, an odd zone
+        return f"a value of type {scalar.type}"
     if isinstance(value, str):
         return value[: _LONG + 1]
     if isinstance(value, float) and wanted == "whole" and value.is_integer():

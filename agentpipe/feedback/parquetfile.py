@@ -48,7 +48,7 @@ def check(file: IO[bytes]) -> None:
 
     Raises:
         UnfinishedError: it begins like a Parquet file and has no footer yet.
-        FaultError: not Parquet, damaged, columns of one name, or claiming more than can be.
+        FaultError: not Parquet, damaged, columns of one name, texts that are not UTF-8, or claiming more than can be.
     """
     _check_ends(file)
     with _typed():
@@ -58,8 +58,8 @@ def check(file: IO[bytes]) -> None:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise FaultError("duplicate_column", f"column {twice[0]!r} occurs twice")
-        for _ in _batches(reader):
-            pass
+        for batch in _batches(reader):
+            _check_values(batch)
 
 
 def read(file: IO[bytes]) -> Iterator[Block | Refused]:
@@ -147,6 +147,21 @@ def _check_claims(metadata: pq.FileMetaData) -> None:
         raise FaultError("too_large", f"claims {total:,} bytes; a file may have {MOST_BYTES:,}")
 
 
+def _check_values(batch: pa.RecordBatch) -> None:
+    """That texts are UTF-8 and codes have their words, which decoding by itself does not look at.
+
+    Raises:
+        FaultError: they are not.
+    """
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowException as error:
+            text = " ".join(str(error).split())[:300]
+            reason = "not_utf8" if "UTF8" in text else "corrupt"
+            raise FaultError(reason, f"column {name!r}: {text}") from error
+
+
 def _open(file: IO[bytes]) -> pq.ParquetFile:
     """Texts stay dictionaries: one long text that a million rows repeat takes the room of one."""
     limits = {"thrift_string_size_limit": _THRIFT, "thrift_container_size_limit": _THRIFT}
@@ -174,10 +189,10 @@ def _batches(reader: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
 
 @contextlib.contextmanager
 def _typed() -> Iterator[None]:
-    """Turns what pyarrow raises over damaged bytes into a fault of the file."""
+    """Turns what pyarrow, or the reading of what it gave, raises over damaged bytes into a fault of the file."""
     try:
         yield
-    except (pa.ArrowException, OSError, MemoryError, ValueError) as error:  # ValueError: names that are not UTF-8
+    except (pa.ArrowException, OSError, MemoryError, ValueError, LookupError, ArithmeticError) as error:
         text = " ".join(str(error).split())[:300]
         reason = "corrupt" if "checksum" in text.lower() else "not_parquet"
         raise FaultError(reason, text or type(error).__name__) from error

@@ -177,6 +177,65 @@ def test_a_text_that_is_not_utf_8_refuses_its_row(home):
     assert report["decisions"] == 0
 
 
+@pytest.mark.parametrize("dictionary", [True, False])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kind",
+        "decision_id",
+        "label_id",
+        "verdict",
+        "error_type",
+        "annotator",
+        "line_id",
+        "policy_version",
+        "result",
+        "extra",
+    ],
+)
+def test_a_file_with_a_text_that_is_not_utf_8_is_refused_and_the_others_are_taken(home, name, dictionary):
+    content = table(decision(), label())
+    if name == "extra":
+        content = content.append_column(name, pa.array(["x", "y"]))
+    texts = [(value or "").encode() for value in content.column(name).to_pylist()]
+    wrong = pa.array([texts[0], b"\xff"]).view(pa.string())
+    changed = content.set_column(content.schema.get_field_index(name), name, wrong)
+    home.put("a.parquet", data(changed, use_dictionary=dictionary))
+    home.put("b.parquet", data(table(decision("good"))))
+    report = home()
+    assert (report["decisions"], report["quarantined"]) == (1, {"not_utf8": 1})
+    assert f"column '{name}'" in report["files_refused"]["a.parquet"]
+    assert home()["files_taken"] == []
+
+
+def test_codes_without_words_refuse_the_file():
+    codes = pa.array([7], pa.int32())
+    broken = pa.DictionaryArray.from_arrays(codes, pa.array(["decision"]), safe=False)
+    batch = pa.RecordBatch.from_arrays([broken], names=["kind"])
+    with pytest.raises(parquetfile.FaultError, match="out of bounds"):
+        parquetfile._check_values(batch)
+
+
+def test_whatever_reading_one_file_raises_is_a_fault_of_that_file(home, monkeypatch):
+    home.put("a.parquet", data(table(decision())))
+    home.drop("b.jsonl", decision("good"))
+
+    def fail(*_):
+        raise IndexError("no such place")
+
+    monkeypatch.setattr(parquetfile, "block_of_batch", fail)
+    report = home()
+    assert (report["decisions"], report["quarantined"]) == (1, {"not_parquet": 1})
+    assert report["files_refused"] == {"a.parquet": "not_parquet: no such place"}
+
+
+def test_values_that_python_cannot_hold_are_named_by_their_type(home):
+    values = pa.array([2**30], pa.int32()).view(pa.date32())
+    home.put("a.parquet", data(table(decision()).append_column("extra", values)))
+    assert home()["quarantined"] == {"unknown_field": 1}
+    assert json.loads(quarantined(home.store)[0].raw)["extra"] == "a value of type date32[day]"
+
+
 def test_one_long_text_that_many_rows_repeat_takes_the_room_of_one(home):
     """100,000 rows of 1 MB each once decoded: 100 GB in a file of kilobytes."""
     rows = 100_000
