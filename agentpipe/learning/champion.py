@@ -186,15 +186,19 @@ class ChampionStore:
         return champion
 
     def _entry(self, content: object) -> Champion:
+        if not isinstance(content, dict):
+            raise CorruptError("not a champion: no object", file=self._pointer, remedy=_REMEDY)
         try:
-            champion = Champion(**content)  # type: ignore[arg-type]
+            champion = Champion(**content)
         except TypeError as error:
             raise CorruptError(f"not a champion: {error}", file=self._pointer, remedy=_REMEDY) from error
         texts = (champion.package, champion.digest, champion.reason, champion.who, champion.at)
-        numbers: tuple[object, ...] = (champion.sequence, champion.restores or 0)
+        numbers: tuple[object, ...] = (champion.sequence, 0 if champion.restores is None else champion.restores)
         typed = all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers)
         if not typed or not isinstance(champion.figures, dict):
             raise CorruptError("not a champion: a field has another type", file=self._pointer, remedy=_REMEDY)
+        if not isinstance(champion.previous, str | None):
+            raise CorruptError("not a champion: previous is no digest", file=self._pointer, remedy=_REMEDY)
         if champion.kind not in KINDS:
             raise CorruptError(f"no kind of entry: {champion.kind!r}", file=self._pointer, remedy=_REMEDY)
         return champion

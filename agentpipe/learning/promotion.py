@@ -348,11 +348,28 @@ def _read(path: Path) -> Held:
         text = f"format {content.get('format')!r} of a held candidate, this program reads {_FORMAT}"
         raise VersionError(text, file=path, remedy="use the agentpipe that wrote it")
     fields = {name: value for name, value in content.items() if name != "format"}
+    if not isinstance(fields.get("reasons"), list) or not isinstance(fields.get("decision"), dict | None):
+        raise CorruptError("not a held candidate: reasons or decision", file=path, remedy=remedy)
     try:
         decision = fields.pop("decision")
-        held = Held(**{**fields, "reasons": tuple(fields["reasons"])}, decision=decision and Decision(**decision))
+        held = Held(
+            **{**fields, "reasons": tuple(fields["reasons"])},
+            decision=None if decision is None else Decision(**decision),
+        )
     except (KeyError, TypeError) as error:
         raise CorruptError(f"not a held candidate: {error}", file=path, remedy=remedy) from error
+    if not _typed(held):
+        raise CorruptError("not a held candidate: a field has another type", file=path, remedy=remedy)
     if held.candidate != path.stem or (held.decision and held.decision.kind not in (APPROVED, REJECTED)):
         raise CorruptError("not a held candidate", file=path, remedy=remedy)
     return held
+
+
+def _typed(held: Held) -> bool:
+    """Whether every field that was read is of its type."""
+    texts: list[object] = [held.candidate, held.package, held.bundle, held.who, held.at, *held.reasons]
+    if held.compared_with is not None:
+        texts.append(held.compared_with)
+    if held.decision is not None:
+        texts += dataclasses.astuple(held.decision)
+    return all(isinstance(text, str) for text in texts) and isinstance(held.figures, dict)
