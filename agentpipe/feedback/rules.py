@@ -20,6 +20,7 @@ from agentpipe.feedback.schema import (
     KEY,
     LARGEST,
     LONGEST_TEXT,
+    MOST_MINUTES,
     PROBABILITY_SUM_TOLERANCE,
     TABLES,
     VERDICTS,
@@ -183,8 +184,9 @@ def _labels(marks: Judge, rules: Rules) -> None:
 def _decisions(marks: Judge, rules: Rules) -> dict[str, npt.NDArray[Any]]:
     columns = marks.block.columns
     elapsed = columns["elapsed_minutes"]
-    wrong = ~((elapsed >= 0) & (elapsed <= LARGEST))
-    marks.mark(wrong, "invalid_field", lambda row: f"elapsed_minutes: {elapsed[row]:g} is out of range")
+    marks.mark(~(elapsed >= 0), "invalid_field", lambda row: f"elapsed_minutes: {elapsed[row]:g} is out of range")
+    detail = f"elapsed_minutes: {{:.10g}} is more than {MOST_MINUTES:,.0f}"
+    marks.mark(elapsed > MOST_MINUTES, "number_out_of_range", lambda row: detail.format(elapsed[row]))
     _whole(marks, "action")
     _whole(marks, "last_action")
     size, actions = rules.shape

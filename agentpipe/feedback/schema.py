@@ -15,6 +15,8 @@ PROBABILITY_SUM_TOLERANCE: Final = 1e-3
 LONGEST_TEXT: Final = 200
 """characters of an identifier or a result"""
 LARGEST: Final = 3.4028234663852886e38
+MOST_MINUTES: Final = 1e6
+"""since the order was opened: almost two years; far longer ones make training overflow"""
 """of a 32-bit floating-point number"""
 CLOCK_SKEW: Final = dt.timedelta(minutes=5)
 """how far ahead of ours a sender's clock may be"""

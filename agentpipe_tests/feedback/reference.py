@@ -36,7 +36,7 @@ class Decision(Record):
     policy_version: Identifier
     observation: list[float]
     last_action: int = Field(ge=0)
-    elapsed_minutes: float = Field(ge=0, le=LARGEST)
+    elapsed_minutes: float = Field(ge=0, le=1_000_000)
     mask: list[bool]
     probabilities: list[float]
     action: int = Field(ge=0)

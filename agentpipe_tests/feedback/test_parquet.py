@@ -112,6 +112,7 @@ def test_a_frame_of_pandas_with_gaps_is_fine(home):
         ({"probabilities": [0.5, 0.4]}, {}, "probabilities"),
         ({"probabilities": [float("inf"), 0.4]}, {}, "number_out_of_range"),
         ({"elapsed_minutes": float("nan")}, {}, "number_out_of_range"),
+        ({"elapsed_minutes": 3.4e38}, {}, "number_out_of_range"),
         ({"action": 0.5}, {"action": pa.float64()}, "invalid_field"),
         ({"action": 2**64 - 1}, {"action": pa.uint64()}, "number_out_of_range"),
         ({"action": -1}, {}, "invalid_field"),

@@ -71,6 +71,8 @@ def judged(lines):
         (decision(observation=[[1, 2], [3]]), "nested_list"),
         (decision(mask=[1, 1]), "invalid_field"),
         (decision(elapsed_minutes=-1), "invalid_field"),
+        (decision(elapsed_minutes=1_000_001), "number_out_of_range"),
+        (decision(elapsed_minutes=3.4e38), "number_out_of_range"),
         (decision(elapsed_minutes="1"), "invalid_field"),
         (decision(action=1.0), "invalid_field"),
         (decision(action=True), "invalid_field"),
@@ -181,3 +183,11 @@ def test_the_vectorised_judgement_agrees_with_the_naive_one_row_by_row(drawn):
 def test_the_sum_of_digests_is_that_of_whole_numbers(digests):
     array = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 32)
     assert sum_of_digests(array) == sum(int.from_bytes(digest, "big") for digest in digests) % 2**256
+
+
+def test_a_million_minutes_since_the_order_was_opened_are_the_most(home):
+    home.drop("a.jsonl", decision(elapsed_minutes=1_000_000), decision("d2", elapsed_minutes=1_000_000.1))
+    report = home()
+    assert (report["decisions"], report["quarantined"]) == (1, {"number_out_of_range": 1})
+    (refused,) = quarantined(home.store)
+    assert refused.detail == "elapsed_minutes: 1000000.1 is more than 1,000,000"
