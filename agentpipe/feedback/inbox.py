@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import itertools
 import os
 import stat
 import tempfile
@@ -28,6 +30,8 @@ REFUSED: Final = "refused"
 _IN_MEMORY: Final = 1 << 26
 """bytes up to which a file is read at once"""
 _LONGEST_NAME: Final = 255
+_NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+"""what file systems without hard links say"""
 
 
 class Format(Protocol):
@@ -192,15 +196,13 @@ def submit(path: Path, inbox: Path | None) -> Path:
 
 
 def copy_in(dropped: Dropped, inbox: Path) -> Path:
-    """The content of ``dropped`` as a new file of the inbox, durably."""
+    """The content of ``dropped`` as a new file of the inbox, durably; what lies there is never replaced."""
     import shutil
 
     name = dropped.path.name.lstrip(".")  # hidden names are not looked at
     target = inbox / (name if Path(name).suffix else f"feedback.{name}")
     with typed_os_errors(inbox):
         inbox.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(target):
-            target = inbox / f"{target.stem}-{dropped.digest[:12]}{target.suffix}"
         descriptor, name = tempfile.mkstemp(prefix=".staging-", dir=inbox)
         try:
             with os.fdopen(descriptor, "wb") as copy:
@@ -208,7 +210,7 @@ def copy_in(dropped: Dropped, inbox: Path) -> Path:
                 copy.flush()
                 os.fsync(copy.fileno())
             Path(name).chmod(0o644)
-            Path(name).replace(target)
+            target = _placed(Path(name), target, dropped.digest)
         except FileNotFoundError as error:  # a run that began meanwhile has tidied up
             raise FeedbackError("the copy was removed", file=dropped.path, remedy="submit it again") from error
         except BaseException:
@@ -216,3 +218,35 @@ def copy_in(dropped: Dropped, inbox: Path) -> Path:
             raise
         sync_folder(inbox)
     return target
+
+
+def _placed(staged: Path, target: Path, digest: str) -> Path:
+    """Gives a staged file the first free name: its own, then with its digest, then with a number too."""
+    stem = f"{target.stem}-{digest[:12]}"
+    more = (target.with_name(f"{stem}-{number}{target.suffix}") for number in itertools.count(2))
+    for path in itertools.chain((target, target.with_name(stem + target.suffix)), more):
+        with contextlib.suppress(FileExistsError):
+            _rename_to_new(staged, path)
+            return path
+    raise AssertionError("numbers do not end")
+
+
+def _rename_to_new(staged: Path, path: Path) -> None:
+    """Renames, and fails where the name is taken, in one step.
+
+    Raises:
+        FileExistsError: something lies there.
+    """
+    try:
+        os.link(staged, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))  # empty: waits, should a run look at it
+        try:
+            staged.replace(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    else:
+        staged.unlink(missing_ok=True)  # a run that began meanwhile may have tidied up
