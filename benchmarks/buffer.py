@@ -98,9 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> Path | None:
 def page(path: Path) -> str:
     """What the file of results says, as on the page of all results."""
     from agentpipe.storage import read_json
-    from benchmarks.report import buffer_section
+    from benchmarks.report import SECTIONS
 
-    return buffer_section(read_json(path))
+    return SECTIONS["buffer"](read_json(path))
 
 
 if __name__ == "__main__":

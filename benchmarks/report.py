@@ -12,7 +12,9 @@ from benchmarks import buffer_learning, buffer_report, drift, feedback_intake, f
 from benchmarks.measure import RESULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    Section = Callable[[dict[str, Any]], str]
 
 HEAD = """# Results
 
@@ -115,51 +117,25 @@ def training_section(content: dict[str, Any]) -> str:
     return f"## Training\n\n{origin(content)}\n{TRAINING_TEXT}\n{grouped(content, groups)}"
 
 
-def seeds_section(content: dict[str, Any]) -> str:
-    """Success of the whole main job over several seeds."""
-    return f"## Success of the standard profile\n\n{origin(content)}\n\n{seeds.section(content)}"
+def titled(title: str, section: Section) -> Section:
+    """``section`` under its heading and where its figures come from."""
+
+    def page(content: dict[str, Any]) -> str:
+        return f"## {title}\n\n{origin(content)}\n\n{section(content)}"
+
+    return page
 
 
-def buffer_section(content: dict[str, Any]) -> str:
-    """The trajectory buffer beside others."""
-    return f"## Buffer\n\n{origin(content)}\n\n{buffer_report.section(content, human)}"
-
-
-def buffer_learning_section(content: dict[str, Any]) -> str:
-    """What the samplers are worth to training."""
-    return f"## What the samplers are worth to training\n\n{origin(content)}\n\n{buffer_learning.section(content)}"
-
-
-def drift_section(content: dict[str, Any]) -> str:
-    """Drift of policies and of inputs."""
-    return f"## Drift\n\n{origin(content)}\n\n{drift.section(content)}"
-
-
-def redis_section(content: dict[str, Any]) -> str:
-    """The disturbance table through Redis."""
-    return f"## The disturbance table through Redis\n\n{origin(content)}\n\n{table_redis.section(content)}"
-
-
-def intake_section(content: dict[str, Any]) -> str:
-    """What the intake of feedback takes."""
-    return f"## Intake of feedback\n\n{origin(content)}\n\n{feedback_intake.section(content)}"
-
-
-def feedback_learning_section(content: dict[str, Any]) -> str:
-    """What a day's labels teach, and how far nights wander."""
-    return f"## What labels teach\n\n{origin(content)}\n\n{feedback_learning.section(content)}"
-
-
-SECTIONS = {
-    "seeds": seeds_section,
+SECTIONS: dict[str, Section] = {
+    "seeds": titled("Success of the standard profile", seeds.section),
     "simulator": simulator_section,
     "training": training_section,
-    "buffer": buffer_section,
-    "buffer_learning": buffer_learning_section,
-    "drift": drift_section,
-    "table_redis": redis_section,
-    "feedback_intake": intake_section,
-    "feedback_learning": feedback_learning_section,
+    "buffer": titled("Buffer", lambda content: buffer_report.section(content, human)),
+    "buffer_learning": titled("What the samplers are worth to training", buffer_learning.section),
+    "drift": titled("Drift", drift.section),
+    "table_redis": titled("The disturbance table through Redis", table_redis.section),
+    "feedback_intake": titled("Intake of feedback", feedback_intake.section),
+    "feedback_learning": titled("What labels teach", feedback_learning.section),
 }
 
 
