@@ -147,5 +147,9 @@ class ServiceError(ServingError):
     """Raised when a server cannot be started or reached (port in use, not installed, ...)."""
 
 
+class LineError(ServingError):
+    """Raised when a production line cannot be reached, or speaks nonsense."""
+
+
 class AlertError(AgentpipeError):
     """Raised when an alert is not delivered, where the caller asked to know."""

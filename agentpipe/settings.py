@@ -150,6 +150,29 @@ class AlertSettings(_Section):
     ui: str | None = Field(None, description="address of the Dagster UI, such as http://127.0.0.1:3000, for links")
 
 
+class ServingSettings(_Section):
+    """Where policies are served, and what a bundle must have gone through before it is."""
+
+    skipped_check_allowed: bool = Field(
+        False, description="promote a bundle whose server check was skipped, as no Triton could be had"
+    )
+    keep_versions: int = Field(5, gt=0, description="published versions of a model that are kept beside the served one")
+
+
+class AgentSettings(_Section):
+    """The agent at a line. Times in seconds of the wall clock."""
+
+    decision_seconds: Positive = Field(0.5, description="until when a line has its answer, where it sets no deadline")
+    reserve_seconds: Positive = Field(0.02, description="of a deadline, kept for the fallback")
+    probe_every: Positive = Field(10.0, description="between two probes of a part")
+    probe_timeout: Positive = 2.0
+    failures_to_degrade: int = Field(3, gt=0, description="failed probes in a row after which a part counts as lost")
+    successes_to_recover: int = Field(3, gt=0, description="good probes in a row after which it counts as back")
+    triton: tuple[str, ...] = Field((), description="gRPC addresses of Triton servers, the first one asked first")
+    metrics_port: int = Field(9464, ge=0, le=65_535, description="of the Prometheus endpoint; 0 = a free one")
+    sensor_silence: Positive = Field(30.0, description="after which a sensor that reports nothing new counts as lost")
+
+
 class GateSettings(_Section):
     """Thresholds of the milestone gates (S18): ``_min`` and ``_max`` pass or fail, ``_warn`` marks the alarming."""
 
@@ -222,6 +245,11 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("redis_url", "AGENTPIPE_REDIS_URL", "REDIS_URL"),
         description="Redis that distributes the disturbance table and carries feedback; none = files only",
     )
+    triton_url: str | None = Field(
+        None, description="HTTP address of a Triton in explicit control mode for server checks; none = one is started"
+    )
+    serving: ServingSettings = ServingSettings()
+    agent: AgentSettings = AgentSettings()
     gates: GateSettings = GateSettings()
 
     def digest(self) -> str:
@@ -233,7 +261,8 @@ class Settings(BaseSettings):
 
 
 _NO_RESULT = {
-    "home", "machine_history", "table_source", "experience", "feedback", "schedule", "alerts", "redis_url"
+    "home", "machine_history", "table_source", "experience", "feedback", "schedule", "alerts", "redis_url",
+    "triton_url", "serving", "agent"
 }  # fmt: skip
 # Variables of ours that are not settings of a run.
 _READ_ELSEWHERE = ("cache", "data", "shared_data", "test_home", "test_redis_url", "triton_home")
