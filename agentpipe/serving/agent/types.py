@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
-import numpy as np
-import numpy.typing as npt
-
 if TYPE_CHECKING:
     import datetime as dt
     from types import TracebackType
+
+    import numpy as np
+    import numpy.typing as npt
 
     from agentpipe.serving.signature import Signature
 
