@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import dagster as dg
+from dagster._core.scheduler.instigation import TickStatus
 
 if TYPE_CHECKING:
     from agentpipe_tests.acceptance.conftest import Home
@@ -121,11 +122,15 @@ class Loop:
     def wait(self, predicate: Callable[[], Any], what: str) -> Any:
         return wait_until(predicate, what, self.report)
 
-    def ticks(self, sensor: str, number: int = 2) -> str:
-        """What a sensor says after ``number`` more ticks."""
+    def ticks(self, sensor: str, text: str = "") -> None:
+        """Waits for two more ticks of a sensor, and until one of the later says ``text``."""
         before = len(self.said(sensor))
-        self.wait(lambda: len(self.said(sensor)) >= before + number, f"{number} more ticks of {sensor}")
-        return self.said(sensor)[0]
+
+        def later() -> bool:
+            said = self.said(sensor)
+            return len(said) >= before + 2 and any(text in tick for tick in said[: len(said) - before - 1])
+
+        self.wait(later, f"a tick of {sensor} that says {text!r}")
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -154,11 +159,11 @@ class Loop:
         return list(self.instance.get_backfills())[::-1]
 
     def said(self, sensor: str) -> list[str]:
-        """Why a sensor or schedule launched nothing, the newest tick first."""
+        """Why a sensor or schedule launched nothing, the newest tick first; without the tick that is being evaluated."""
         for state in self.instance.all_instigator_state():
             if state.instigator_name == sensor:
                 ticks = self.instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=500)
-                return [tick.skip_reason or "" for tick in ticks]
+                return [tick.skip_reason or "" for tick in ticks if tick.status is not TickStatus.STARTED]
         return []
 
     def tick_errors(self) -> list[str]:
