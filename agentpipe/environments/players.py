@@ -53,6 +53,26 @@ class Decision(NamedTuple):
     """f32[N], the player's own estimate of the return to come; None where it makes none"""
 
 
+class Seen(Protocol):
+    """What lines show to those who work them, N side by side: a pool's public arrays, or one question of a plant."""
+
+    @property
+    def size(self) -> int:
+        """N."""
+
+    @property
+    def observation(self) -> npt.NDArray[np.float32]:
+        """``[N, D]``, see :data:`layout.OBSERVATION_NAMES`."""
+
+    @property
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """``[N, A]``, the legal actions."""
+
+    @property
+    def segment(self) -> npt.NDArray[np.int8]:
+        """``[N]``, index into :data:`layout.SEGMENTS`."""
+
+
 class Player(Protocol):
     """Anything that can act in a pool."""
 
@@ -96,11 +116,11 @@ def nearest_technician(observation: npt.NDArray[np.float32]) -> Actions:
     return np.argmin(travel + 1e3 * unskilled, axis=1)
 
 
-def dispatch_actions(pool: LinePool) -> Actions:
+def dispatch_actions(seen: Seen) -> Actions:
     """i64[N]: reserve the part at the nearest depot, then choose the nearest technician with the skill."""
-    reserved = pool.observation[:, O_DEPOT : O_DEPOT + DEPOTS].any(axis=1)
-    technician = A_TECHNICIAN + nearest_technician(pool.observation)
-    return np.where(reserved, technician, A_DEPOT + nearest_depot(pool.observation))
+    reserved = seen.observation[:, O_DEPOT : O_DEPOT + DEPOTS].any(axis=1)
+    technician = A_TECHNICIAN + nearest_technician(seen.observation)
+    return np.where(reserved, technician, A_DEPOT + nearest_depot(seen.observation))
 
 
 class OraclePlayer:

@@ -1,7 +1,8 @@
 """The rule-based player: thresholds on the historian's means, nearest depot, nearest technician with the skill.
 
-It is what a careful engineer would write without learning anything, and its thresholds are tuned by random search on
-training environments, so that it is an honest rival.
+It looks at nothing but what a line shows, so it answers one question of a plant as well as a pool of thousands. It is
+what a careful engineer would write without learning anything, and its thresholds are tuned by random search on training
+environments, so that it is an honest rival.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from agentpipe.environments.layout import (
     CHANNELS,
     FALSE_ALARM,
     MACHINES,
+    MAX_STEPS,
     MODES,
     PLC_OVERLOAD,
     SENSOR_FAILURE,
@@ -37,12 +39,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agentpipe.environments.line_profile import LineProfile
-    from agentpipe.environments.pool import LinePool
+    from agentpipe.environments.players import Seen
 
 O_MEAN, O_COUNT = block_start("mean"), block_start("count")
 O_PRESENT, O_PLC = block_start("present"), block_start("plc")
 O_DECLARED_MACHINE, O_DECLARED_MODE = block_start("declared_machine"), block_start("declared_mode")
 O_SEVERITY, O_ORDER = block_start("severity"), block_start("order")
+O_STEPS_LEFT = block_start("clock") + 2
+GIVE_UP = 1.0 - 40 / MAX_STEPS
+"""share of the steps left from which nothing more is measured"""
 Means = npt.NDArray[np.float32]
 
 
@@ -69,34 +74,34 @@ class RuleThresholds:
     """samples of every machine before one is suspected"""
 
 
-def largest_deviation(pool: LinePool) -> tuple[Means, Actions]:
+def largest_deviation(seen: Seen) -> tuple[Means, Actions]:
     """The historian's means f32[N, 8, 5], and the machine i64[N] one of whose channels deviates most."""
-    means = pool.observation[:, O_MEAN : O_MEAN + MACHINES * CHANNELS].reshape(-1, MACHINES, CHANNELS)
+    means = seen.observation[:, O_MEAN : O_MEAN + MACHINES * CHANNELS].reshape(-1, MACHINES, CHANNELS)
     flat = np.abs(means).reshape(len(means), -1).argmax(axis=1)
     return means, flat // CHANNELS
 
 
-def samples_heard(pool: LinePool) -> Means:
+def samples_heard(seen: Seen) -> Means:
     """f32[N, 8]: samples behind each machine's mean; infinite where the line has no such machine."""
-    heard = np.exp2(pool.observation[:, O_COUNT : O_COUNT + MACHINES]) - 1.0
-    present = pool.observation[:, O_PRESENT : O_PRESENT + MACHINES] > 0
+    heard = np.exp2(seen.observation[:, O_COUNT : O_COUNT + MACHINES]) - 1.0
+    present = seen.observation[:, O_PRESENT : O_PRESENT + MACHINES] > 0
     return np.where(present, heard, np.inf).astype(np.float32)
 
 
-def measuring(pool: LinePool, suspect: Actions, search: float, samples: float) -> Actions:
+def measuring(seen: Seen, suspect: Actions, search: float, samples: float) -> Actions:
     """i64[N]: the machine to measure next, or -1 when all is heard often enough."""
-    heard = samples_heard(pool)
+    heard = samples_heard(seen)
     least = heard.argmin(axis=1)
     rows = np.arange(len(heard))
     wanted = np.where(heard[rows, least] < search, least, np.where(heard[rows, suspect] < samples, suspect, -1))
-    return np.where(pool.plant().step >= 40, -1, wanted)
+    return np.where(seen.observation[:, O_STEPS_LEFT] <= GIVE_UP, -1, wanted)
 
 
-def execute_actions(pool: LinePool) -> Actions:
+def execute_actions(seen: Seen) -> Actions:
     """i64[N]: start, verify, close when it is well, else go one deeper, else start over."""
-    order = pool.observation[:, O_ORDER : O_ORDER + 6]
+    order = seen.observation[:, O_ORDER : O_ORDER + 6]
     started, good, bad = order[:, 1] > 0, order[:, 2] > 0, order[:, 3] > 0
-    again = np.where(pool.mask[:, A_RETRY], A_RETRY, np.where(pool.mask[:, A_ESCALATE], A_ESCALATE, A_CLOSE))
+    again = np.where(seen.mask[:, A_RETRY], A_RETRY, np.where(seen.mask[:, A_ESCALATE], A_ESCALATE, A_CLOSE))
     choice = np.where(good, A_CLOSE, np.where(bad, again, A_VERIFY))
     return np.where(started, choice, A_START).astype(np.int64)
 
@@ -131,7 +136,7 @@ class RulesPlayer:
         self.thresholds = thresholds or RuleThresholds()
         self._table, self._size = _fault_table(profile)
 
-    def act(self, pool: LinePool) -> Decision:
+    def act(self, pool: Seen) -> Decision:
         """One action an environment, without chance."""
         means, suspect = largest_deviation(pool)
         choices = [
@@ -142,10 +147,10 @@ class RulesPlayer:
         ]
         return certain(np.choose(pool.segment.astype(np.int64), choices).astype(np.int64))
 
-    def _identify(self, pool: LinePool, means: Means, suspect: Actions) -> Actions:
+    def _identify(self, seen: Seen, means: Means, suspect: Actions) -> Actions:
         limits = self.thresholds
-        rows = np.arange(pool.size)
-        declared = pool.observation[:, O_DECLARED_MACHINE : O_DECLARED_MACHINE + MACHINES]
+        rows = np.arange(seen.size)
+        declared = seen.observation[:, O_DECLARED_MACHINE : O_DECLARED_MACHINE + MACHINES]
         known = declared.any(axis=1)
         suspect = np.where(known, declared.argmax(axis=1), suspect)
         own = np.abs(means[rows, suspect])
@@ -155,21 +160,21 @@ class RulesPlayer:
         sign = (means[rows, suspect, channel] < 0).astype(np.int64)
         mode = self._table[channel, sign, order[:, -2]]
         mode = np.where(ranked[:, -2] < limits.single * ranked[:, -1], SENSOR_FAILURE, mode)
-        mode = np.where(pool.observation[:, O_PLC + 1] > limits.overload, PLC_OVERLOAD, mode)
+        mode = np.where(seen.observation[:, O_PLC + 1] > limits.overload, PLC_OVERLOAD, mode)
         quiet = ranked[:, -1] < limits.alarm
         mode = np.where(quiet, FALSE_ALARM, mode)
-        measure = measuring(pool, suspect, limits.search, limits.samples)
+        measure = measuring(seen, suspect, limits.search, limits.samples)
         declare = np.where(known | quiet, A_MODE + mode, A_MACHINE + suspect)
         return np.where(~known & (measure >= 0), measure, declare)
 
-    def _assess(self, pool: LinePool, means: Means) -> Actions:
+    def _assess(self, seen: Seen, means: Means) -> Actions:
         limits = self.thresholds
-        rows = np.arange(pool.size)
-        machine = pool.observation[:, O_DECLARED_MACHINE : O_DECLARED_MACHINE + MACHINES].argmax(axis=1)
-        mode = pool.observation[:, O_DECLARED_MODE : O_DECLARED_MODE + len(MODES)].argmax(axis=1)
+        rows = np.arange(seen.size)
+        machine = seen.observation[:, O_DECLARED_MACHINE : O_DECLARED_MACHINE + MACHINES].argmax(axis=1)
+        mode = seen.observation[:, O_DECLARED_MODE : O_DECLARED_MODE + len(MODES)].argmax(axis=1)
         amplitude = np.abs(means[rows, machine]).max(axis=1) / self._size[mode]
         level = (amplitude > limits.medium).astype(np.int64) + (amplitude > limits.high)
-        judged = pool.observation[:, O_SEVERITY : O_SEVERITY + 3].any(axis=1)
+        judged = seen.observation[:, O_SEVERITY : O_SEVERITY + 3].any(axis=1)
         depth = np.where(mode == SENSOR_FAILURE, 2, np.where(mode == PLC_OVERLOAD, 0, level))
         action = np.where(judged, A_DEPTH + depth, A_SEVERITY + level)
         return np.where(mode == FALSE_ALARM, A_REJECT, action)
