@@ -88,11 +88,13 @@ def rollback(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Brings an earlier champion back, as a new entry of the history; its package is checked first."""
+    """Brings an earlier champion back, as a new entry of the history; package and bundle are checked first."""
     with reporting(as_json):
         from agentpipe.learning.promotion import roll_back
+        from agentpipe.serving.verify import check_bundle
 
-        _report_champion(roll_back(_home(home), _target(to), who=who, reason=why), as_json)
+        entry = roll_back(_home(home), _target(to), who=who, reason=why, check_bundle=check_bundle)
+        _report_champion(entry, as_json)
 
 
 @app.command()
@@ -117,11 +119,16 @@ def held(
 
 @app.command()
 def approve(candidate: Candidate, who: Who = "", why: Why = "", home: Home = None, as_json: Json = False) -> None:
-    """Makes a held candidate the champion, if the champion is still the one that it was compared with."""
+    """Makes a held candidate the champion, if the champion still is the one that it was compared with.
+
+    Its package and its bundle are checked first.
+    """
     with reporting(as_json):
         from agentpipe.learning.promotion import approve_candidate
+        from agentpipe.serving.verify import check_bundle
 
-        _report_champion(approve_candidate(_home(home), candidate, who=who, reason=why), as_json)
+        entry = approve_candidate(_home(home), candidate, who=who, reason=why, check_bundle=check_bundle)
+        _report_champion(entry, as_json)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from agentpipe.errors import CheckpointError, CorruptError, InputError, LearningError, VersionError
+from agentpipe.errors import BundleError, CheckpointError, CorruptError, InputError, LearningError, VersionError
 from agentpipe.learning.champion import (
     APPROVAL,
     SHORTEST,
@@ -22,8 +22,11 @@ from agentpipe.learning.champion import (
 from agentpipe.storage import check_home_format, read_json, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    BundleCheck = Callable[[Path, str], object]
+    """Verifies the bundle in a folder, and that it has a digest, as ``agentpipe.serving.verify.check_bundle`` does."""
 
 _FORMAT = 1
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
@@ -238,18 +241,19 @@ def champion_stores(home: Path) -> tuple[ChampionStore, HoldStore]:
     return champions, HoldStore(home / "champion" / "held", champions)
 
 
-def approve_candidate(home: Path, candidate: str, *, who: str, reason: str) -> Champion:
-    """Checks the package of a held candidate, then approves it; see :meth:`HoldStore.approve`.
+def approve_candidate(home: Path, candidate: str, *, who: str, reason: str, check_bundle: BundleCheck) -> Champion:
+    """Checks package and bundle of a held candidate, then approves it; see :meth:`HoldStore.approve`.
 
     Raises:
-        CheckpointError, CorruptError, VersionError: its package is missing, damaged or another one; nothing is changed.
+        CheckpointError, BundleError, ParityError, CorruptError, VersionError: its package or its bundle is missing,
+            damaged or another one; nothing is changed.
         InputError, DecidedError, ChampionConflictError, DiskFullError, HomeError: as in :meth:`HoldStore.approve`.
     """
     signed(who, reason)
     _, holds = champion_stores(home)
     held = holds.find(candidate)
     if held.decision is None:
-        check_package(home, held.package, held.candidate)
+        check_candidate(home, held.candidate, held.package, {**held.figures, "bundle": held.bundle}, check_bundle)
     return holds.approve(held.candidate, who=who, reason=reason)
 
 
@@ -260,11 +264,12 @@ def reject_candidate(home: Path, candidate: str, *, who: str, reason: str) -> He
     return holds.reject(holds.find(candidate).candidate, who=who, reason=reason)
 
 
-def roll_back(home: Path, to: str | int | None, *, who: str, reason: str) -> Champion:
-    """Checks the package of an earlier champion, then brings it back; see :meth:`ChampionStore.rollback`.
+def roll_back(home: Path, to: str | int | None, *, who: str, reason: str, check_bundle: BundleCheck) -> Champion:
+    """Checks package and bundle of an earlier champion, then brings it back; see :meth:`ChampionStore.rollback`.
 
     Raises:
-        CheckpointError, CorruptError, VersionError: its package is missing, damaged or another one; nothing is changed.
+        CheckpointError, BundleError, ParityError, CorruptError, VersionError: its package or its bundle is missing,
+            damaged or another one; nothing is changed.
         InputError: no such champion, or no ``who`` or ``reason``.
         ChampionConflictError: another champion was promoted in this very moment.
         DiskFullError, HomeError: it cannot be written.
@@ -273,8 +278,32 @@ def roll_back(home: Path, to: str | int | None, *, who: str, reason: str) -> Cha
     champions, _ = champion_stores(home)
     history = champions.history()
     target = rollback_target(history, to)
-    check_package(home, target.package, target.digest)
+    check_candidate(home, target.digest, target.package, target.figures, check_bundle)
     return champions.rollback(target.sequence, expected=history[-1].digest, reason=reason, who=who)
+
+
+def check_candidate(
+    home: Path, digest: str, package: str, figures: Mapping[str, Any], check_bundle: BundleCheck
+) -> None:
+    """Whether package and bundle are what they were when they were made; to be asked before the champion is moved.
+
+    Args:
+        home: The home.
+        digest: of the package.
+        package: where it lies, relative to the home.
+        figures: ``bundle`` says where its bundle lies, relative to the home, and ``bundle_digest`` what that is.
+        check_bundle: see :data:`BundleCheck`.
+
+    Raises:
+        CheckpointError, CorruptError, VersionError: see :func:`check_package`.
+        BundleError, ParityError: the bundle is missing, damaged or another one, or none is recorded.
+    """
+    check_package(home, package, digest)
+    bundle, bundle_digest = figures.get("bundle"), figures.get("bundle_digest")
+    if not isinstance(bundle, str) or not isinstance(bundle_digest, str):
+        remedy = "restore champion/ from a backup"
+        raise BundleError(f"no bundle is recorded for {digest[:12]}", field="bundle_digest", remedy=remedy)
+    check_bundle(home / bundle, bundle_digest)
 
 
 def check_package(home: Path, package: str, digest: str) -> None:

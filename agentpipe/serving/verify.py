@@ -93,6 +93,28 @@ def verify_bundle(path: Path) -> VerifyReport:
     )
 
 
+def check_bundle(path: Path, digest: str) -> VerifyReport:
+    """Verifies the bundle at ``path``, and that it still is the one with the content digest ``digest``.
+
+    Raises:
+        BundleError: it is not there, damaged, or another one; the message names its folder, and the file.
+        ParityError: the graph's answers differ from the recorded ones.
+    """
+    remedy = "restore it from a backup"
+    if not path.is_dir():
+        raise BundleError("the bundle is not there", bundle=path, remedy=remedy)
+    try:
+        found = layout.content_digest(layout.check_files(path))
+        report = verify_bundle(path) if found == digest else None
+    except BundleError as error:
+        raise BundleError(error.message, bundle=path, **error.where, remedy=remedy) from error
+    except OSError as error:
+        raise BundleError(f"cannot be read: {error.strerror}", bundle=path, remedy=remedy) from error
+    if report is None:
+        raise BundleError(f"the bundle there is {found[:12]}, not {digest[:12]}", bundle=path, remedy=remedy)
+    return report
+
+
 def _json_object(root: Path, name: str) -> Mapping[str, Any]:
     try:
         content = read_json(root / name)

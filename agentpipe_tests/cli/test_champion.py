@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
 
 from agentpipe.cli.main import app
 from agentpipe.learning.promotion import champion_stores
-from agentpipe_tests.learning.tiny import ACTION_NAMES, NAMES, tiny_statistics
+from agentpipe_tests.bundles import save_bundle, save_package
 
 COMMANDS = ("show", "history", "rollback", "held", "approve", "reject")
 SIGNED = ("--who", "ann", "--why", "looked at it")
@@ -28,27 +29,24 @@ def text(*arguments, home, ok=True):
     return result.stdout if ok else result.stderr
 
 
-def save(home, name, seed):
-    import torch
-
-    from agentpipe.learning.network import PolicyNetwork
-    from agentpipe.learning.options import NetworkOptions
-    from agentpipe.learning.package import PolicyPackage
-
-    network = PolicyNetwork(len(NAMES), len(ACTION_NAMES), NetworkOptions(hidden=(8,), action_embedding=2))
-    network.initialise(torch.Generator().manual_seed(seed))
-    package = PolicyPackage(network, tiny_statistics(), NAMES, ACTION_NAMES)
-    package.save(home / "packages" / name)
-    return package.digest
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with packages and bundles, and their digests by name."""
+    folder = tmp_path_factory.mktemp("saved") / "home"
+    names = ("first", "second", "new")
+    packages = {name: save_package(folder / "packages" / name, seed) for seed, name in enumerate(names)}
+    return folder, packages, {name: save_bundle(folder / "bundles" / name, seed) for seed, name in enumerate(names)}
 
 
 @pytest.fixture
-def home(tmp_path):
+def home(saved, tmp_path):
     """Two champions and one held candidate; digests by name in ``names``."""
+    folder, names, bundles = saved
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     champions, holds = champion_stores(tmp_path)
-    names = {name: save(tmp_path, name, seed) for seed, name in enumerate(("first", "second", "new"))}
-    champions.promote(names["first"], "packages/first", expected=None, reason="first", figures={"success": 0.9})
-    figures = {"success": 0.91, "difference": 0.0125}
+    figures = {"success": 0.9, "bundle": "bundles/first", "bundle_digest": bundles["first"]}
+    champions.promote(names["first"], "packages/first", expected=None, reason="first", figures=figures)
+    figures = {"success": 0.91, "difference": 0.0125, "bundle": "bundles/second", "bundle_digest": bundles["second"]}
     champions.promote(names["second"], "packages/second", expected=names["first"], reason="not worse", figures=figures)
     holds.hold(
         names["new"],
@@ -56,7 +54,7 @@ def home(tmp_path):
         bundle="bundles/new",
         compared_with=names["second"],
         reasons=["drift is REVIEW"],
-        figures={"kl": 0.21, "difference": -0.002, "by_cell": {}},
+        figures={"kl": 0.21, "difference": -0.002, "by_cell": {}, "bundle_digest": bundles["new"]},
         who="publish[2026-01-01|nightly]",
     )
     (tmp_path / "names.json").write_text(json.dumps(names))

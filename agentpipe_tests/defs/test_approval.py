@@ -12,27 +12,28 @@ from agentpipe.definitions import defs
 from agentpipe.defs.instance import recorded_version
 from agentpipe.defs.resources import Workspace
 from agentpipe.learning.promotion import champion_stores
+from agentpipe_tests.bundles import save_bundle, save_package
 from agentpipe_tests.defs.homes import QUIET, promote
-from agentpipe_tests.learning.test_promotion import save
 
 WHY = "the moved decisions are right"
 
 
 @pytest.fixture(scope="module")
-def packaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder with the package of a candidate, and its digest."""
+def packaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A folder with package and bundle of a candidate, and the digests of both."""
     folder = tmp_path_factory.mktemp("packaged")
-    return folder, save(folder, "candidate", 0)
+    package = save_package(folder / "packages" / "candidate", 0)
+    return folder, package, save_bundle(folder / "bundles" / "candidate", 0)
 
 
 @pytest.fixture
-def candidate(packaged: tuple[Path, str]) -> str:
+def candidate(packaged: tuple[Path, str, str]) -> str:
     """The digest of a held candidate."""
     return packaged[1]
 
 
 @pytest.fixture
-def workspace(packaged: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+def workspace(packaged: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A home with a champion and a candidate that was compared with it and is held."""
     home = tmp_path / "home"
     shutil.copytree(packaged[0], home)
@@ -45,7 +46,7 @@ def workspace(packaged: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.Mo
         bundle="bundles/candidate",
         compared_with="first",
         reasons=["drift 0.21 nats is above 0.15"],
-        figures={"success": 0.9},
+        figures={"success": 0.9, "bundle_digest": packaged[2]},
         who="publish[2026-11-24|nightly]",
     )
     return found

@@ -26,6 +26,7 @@ from agentpipe.learning.promotion import (
 from agentpipe_tests.learning.tiny import ACTION_NAMES, NAMES, tiny_statistics
 
 SIGNED = {"who": "ann", "reason": "looked at the cells that moved"}
+CHECKED = {**SIGNED, "check_bundle": lambda _folder, _digest: None}
 
 
 @pytest.fixture
@@ -211,7 +212,7 @@ def test_a_decision_needs_who_and_why(stores, tmp_path, unsigned):
         with pytest.raises(InputError, match="a decision needs"):
             decide("candidate-a", **unsigned)
     with pytest.raises(InputError, match="a decision needs"):
-        roll_back(tmp_path, None, **unsigned)
+        roll_back(tmp_path, None, **unsigned, check_bundle=CHECKED["check_bundle"])
     assert len(champions.history()) == 1
 
 
@@ -364,21 +365,31 @@ def save(home, name, seed):
     return package.digest
 
 
+def bundle(name):
+    return {"bundle": f"bundles/{name}", "bundle_digest": f"digest of {name}"}
+
+
 @pytest.fixture
 def packaged(tmp_path):
     champions, holds = champion_stores(tmp_path)
     first, second, candidate = (save(tmp_path, name, seed) for seed, name in enumerate(("first", "second", "new")))
-    champions.promote(first, "packages/first", expected=None, reason="first")
-    champions.promote(second, "packages/second", expected=first, reason="next")
-    hold(holds, candidate, compared_with=second, package="packages/new")
+    champions.promote(first, "packages/first", expected=None, reason="first", figures=bundle("first"))
+    champions.promote(second, "packages/second", expected=first, reason="next", figures=bundle("second"))
+    figures = {"bundle_digest": "digest of new"}
+    hold(holds, candidate, compared_with=second, package="packages/new", bundle="bundles/new", figures=figures)
     return tmp_path, first, second, candidate
 
 
-def test_approval_and_rollback_read_the_package_first(packaged):
+def test_approval_and_rollback_look_at_package_and_bundle_first(packaged):
     home, first, second, candidate = packaged
-    assert approve_candidate(home, candidate[:8], **SIGNED).digest == candidate
-    assert roll_back(home, None, **SIGNED).digest == second
-    assert roll_back(home, 1, **SIGNED).digest == first
+    asked = []
+    checked = {**SIGNED, "check_bundle": lambda folder, digest: asked.append((folder, digest))}
+    assert approve_candidate(home, candidate[:8], **checked).digest == candidate
+    assert roll_back(home, None, **checked).digest == second
+    assert roll_back(home, 1, **checked).digest == first
+    assert asked == [(home / "bundles" / name, f"digest of {name}") for name in ("new", "second", "first")]
+    assert approve_candidate(home, candidate, **checked).digest == candidate  # decided before: nothing is asked
+    assert len(asked) == 3
     assert [entry.kind for entry in champion_stores(home)[0].history()] == [
         "promotion",
         "promotion",
@@ -396,8 +407,8 @@ def test_a_lost_or_changed_package_becomes_no_champion(packaged):
     (home / "packages/new").rename(home / "packages/aside")
     (home / "packages/second").rename(home / "packages/new")
     with pytest.raises(CheckpointError, match="is not there"):
-        roll_back(home, first, **SIGNED)
+        roll_back(home, first, **CHECKED)
     with pytest.raises(CheckpointError, match=f"is {second[:12]}, not {candidate[:12]}"):
-        approve_candidate(home, candidate, **SIGNED)
+        approve_candidate(home, candidate, **CHECKED)
     assert champion_stores(home)[0].current().digest == second
     assert reject_candidate(home, candidate, **SIGNED).decision.kind == "rejected"

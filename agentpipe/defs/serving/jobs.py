@@ -30,13 +30,16 @@ class Decision(dg.Config):
 def decide(context: dg.OpExecutionContext, config: Decision, workspace: Workspace) -> None:
     """Approves a held candidate, which promotes it by compare-and-set, or rejects it; recorded with who and why."""
     from agentpipe.learning.promotion import approve_candidate, reject_candidate
+    from agentpipe.serving.verify import check_bundle
 
     mark_process(context.instance, context.run_id)
     if config.decision is Verdict.REJECT:
         held = reject_candidate(workspace.root, config.candidate, who=config.who, reason=config.why)
         context.log.info("%s is rejected", held.candidate[:12])
         return
-    entry = approve_candidate(workspace.root, config.candidate, who=config.who, reason=config.why)
+    entry = approve_candidate(
+        workspace.root, config.candidate, who=config.who, reason=config.why, check_bundle=check_bundle
+    )
     context.log.info("%s is champion %d", entry.digest[:12], entry.sequence)
     for event in champion_events(context.instance, workspace):
         context.instance.report_runless_asset_event(event)

@@ -66,7 +66,13 @@ class Settled:
 
 
 def settle(work: Step, candidate: Candidate) -> Settled:
-    """Decides and carries out; where another is promoted meanwhile, compares again."""
+    """Decides and carries out; where another is promoted meanwhile, compares again.
+
+    Raises:
+        CheckpointError, BundleError, ParityError, VersionError: package or bundle are no longer what they were when
+            they were made: they are neither compared, nor held, nor promoted.
+        CorruptError: the champion's pointer was lost, or a record is damaged.
+    """
     from agentpipe.evaluation.challenge_fate import decide
     from agentpipe.learning.champion import ChampionConflictError
     from agentpipe.learning.promotion import champion_stores
@@ -84,6 +90,7 @@ def settle(work: Step, candidate: Candidate) -> Settled:
                 dataclasses.replace(fate, action="promote"), current, promoted=True
             )  # a run was killed since
         if fate.action == "compare_again" and current is not None:
+            _check(workspace, candidate)  # a look is counted for exactly this one
             challenge = _compare(work, candidate, current)
             standing = dataclasses.replace(
                 standing,
@@ -96,6 +103,8 @@ def settle(work: Step, candidate: Candidate) -> Settled:
             fate = decide(standing)
         figures = _figures(candidate, challenge, standing.drift)
         drift = standing.drift or "not measured"
+        if fate.action in ("promote", "hold"):
+            _check(workspace, candidate)
         if fate.action == "hold":
             holds.hold(
                 candidate.digest,
@@ -125,6 +134,15 @@ def settle(work: Step, candidate: Candidate) -> Settled:
 
 def _who(candidate: Candidate) -> str:
     return f"publish[{candidate.partition}]"
+
+
+def _check(workspace: Workspace, candidate: Candidate) -> None:
+    """Whether package and bundle still are what they were when they were made."""
+    from agentpipe.learning.promotion import check_candidate
+    from agentpipe.serving.verify import check_bundle
+
+    bundle = {"bundle": candidate.bundle.path, "bundle_digest": candidate.bundle.data_version}
+    check_candidate(workspace.root, candidate.digest, candidate.package, bundle, check_bundle)
 
 
 def _standing(workspace: Workspace, candidate: Candidate, history: tuple[Champion, ...]) -> Standing:
