@@ -23,6 +23,9 @@ nux:
 concurrency:
   runs:
     max_concurrent_runs: 1   # one home, one lock: a second run would only wait for it
+sensors:
+  use_threads: true          # table_changes waits for notices of a Redis; the others go on meanwhile
+  num_workers: 4
 run_monitoring:
   enabled: true              # a run whose process never came up is marked as failed
   start_timeout_seconds: 180
@@ -95,6 +98,12 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+def sensors_have_threads(instance: dg.DagsterInstance) -> bool:
+    """True where a sensor that waits holds no other one up; the configuration of an older home may not say so."""
+    settings = instance.get_settings("sensors")
+    return bool(settings.get("use_threads")) and settings.get("num_workers", 2) > 1
 
 
 def settle_interrupted_runs(instance: dg.DagsterInstance) -> int:

@@ -70,6 +70,30 @@ def pinned_table(store: TableStore, version: str, redis_url: Url) -> Disturbance
             return table
 
 
+def published_version(redis_url: Url) -> str | None:
+    """The version that the server's pointer names; ``None`` before the first, and without a URL.
+
+    Raises:
+        CorruptError: the pointer is damaged.
+        RedisServerError: the server is away, slow or of another login.
+    """
+    if redis_url is None:
+        return None
+    with RedisTables(_plain(redis_url)) as tables:
+        return tables.current_version()
+
+
+def wait_for_change(redis_url: SecretStr | str, known_version: str | None, seconds: float) -> bool:
+    """Waits until the pointer names another version than ``known_version``; False where it does not in time.
+
+    Raises:
+        CorruptError: the pointer is damaged.
+        RedisServerError: the server is away, slow or of another login.
+    """
+    with RedisTables(_plain(redis_url)) as tables:
+        return tables.wait_for_change(known_version, seconds) is not None
+
+
 def redis_health(redis_url: Url) -> RedisHealth | None:
     """Round trip and connections of the server; ``None`` without a URL.
 

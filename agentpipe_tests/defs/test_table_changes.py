@@ -29,6 +29,7 @@ class Table:
     def __init__(self, workspace: Workspace, instance: dg.DagsterInstance) -> None:
         self.workspace, self.instance = workspace, instance
         self.cursor: str | None = None
+        self.sensor = SENSOR
 
     def tick(self) -> dg.SensorResult:
         context = dg.build_sensor_context(
@@ -37,7 +38,7 @@ class Table:
             repository_def=defs.get_repository_def(),
             resources={"workspace": self.workspace},
         )
-        found = SENSOR(context)
+        found = self.sensor(context)
         if isinstance(found, dg.SkipReason):  # leaves the cursor as it is
             return dg.SensorResult(skip_reason=found)
         assert isinstance(found, dg.SensorResult)
