@@ -1,5 +1,7 @@
-"""How well orders are executed at one line (S23): L1 a step in time, L2 a sub-goal within three alternatives, L3 the
-agent diagnoses itself after five failures in a row.
+"""How well orders are executed at one line (S23).
+
+L1 is a step in time, L2 a sub-goal within three alternatives, L3 that the agent diagnoses itself after five failures in
+a row.
 
 A *sub-goal* is that an order leaves a segment forwards; of the last one, that the order ends well. Each entry into a
 segment is an *alternative*, and so is each action that tries once more (``retry``). A *failure* is a step that was not

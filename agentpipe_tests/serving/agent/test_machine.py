@@ -10,7 +10,7 @@ from agentpipe.environments.layout import A_RETRY
 from agentpipe.serving.agent.execution import Execution
 from agentpipe.serving.agent.machine import TRANSITIONS, Event, IllegalTransitionError, Machine, State
 from agentpipe.serving.agent.vocabulary import BUILT_IN, vocabulary_of
-from agentpipe_tests.serving.agent.frames import LINE, SMALL, ended, frame, line_frame
+from agentpipe_tests.serving.agent.questions import LINE, SMALL, ended, frame, line_frame
 
 REST = {State.IDLE, State.WAITING, State.DEGRADED}
 
