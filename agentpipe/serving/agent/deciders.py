@@ -1,0 +1,297 @@
+"""Who can answer a question on this machine: a bundle's graph in ONNX Runtime, and rules. Neither needs a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from agentpipe.errors import BundleError, CorruptError, ParityError, ServingError
+from agentpipe.serving import layout
+from agentpipe.serving.agent.answers import checked_answer
+from agentpipe.serving.agent.types import Answer
+from agentpipe.serving.runtime import open_session
+from agentpipe.serving.signature import Signature, names_digest
+from agentpipe.storage import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from agentpipe.environments.line_profile import LineProfile
+    from agentpipe.environments.rules import RulesPlayer
+    from agentpipe.serving.agent.types import Frame
+
+OUTPUTS: Final = ("action", "probabilities", "value")
+TOLERANCE: Final = 1e-5
+"""by which an answer to a known row may differ: absolute for probabilities, relative to max(1, |value|) for values"""
+KNOWN_ROWS: Final = 8
+_REMEDY: Final = "build the bundle again"
+
+
+@dataclass(frozen=True)
+class PolicyFiles:
+    """What a decider needs to know of a bundle. ``version`` is the digest of the package whose policy it is."""
+
+    path: Path
+    model_name: str
+    model_version: int
+    version: str
+    signature: Signature
+
+    @property
+    def graph(self) -> Path:
+        """The ONNX file."""
+        return self.path / self.model_name / str(self.model_version) / "model.onnx"
+
+
+def read_policy(bundle: Path) -> PolicyFiles:
+    """Reads what a bundle says of itself and holds every file against ``SHA256SUMS``.
+
+    Answers are not compared here: the first probe of a decider does that.
+
+    Raises:
+        BundleError: a file is missing, extra, altered or malformed; the message names it.
+    """
+    hashes = layout.check_files(bundle)
+    try:
+        provenance, signature = (read_json(bundle / name) for name in (layout.PROVENANCE, layout.SIGNATURE))
+        name, version = str(provenance["model"]["name"]), int(provenance["model"]["version"])
+        package = str(provenance.get("package", {}).get("digest") or layout.content_digest(hashes))
+    except (CorruptError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BundleError(f"malformed: {error}", bundle=bundle, file=layout.PROVENANCE, remedy=_REMEDY) from error
+    files = PolicyFiles(bundle, name, version, package, Signature.from_json(signature, layout.SIGNATURE))
+    if not files.graph.is_file():
+        raise BundleError("file is missing", file=files.graph, remedy=_REMEDY)
+    return files
+
+
+@dataclass(frozen=True)
+class KnownRows:
+    """A few questions with the answers of the policy a bundle was made from: inputs by name ``[N, ...]``, outputs."""
+
+    inputs: Mapping[str, npt.NDArray[Any]]
+    action: npt.NDArray[np.int64]
+    probabilities: npt.NDArray[np.float32]
+    value: npt.NDArray[np.float32]
+
+    def compare(self, outputs: Mapping[str, npt.NDArray[Any]], decider: str) -> None:
+        """Holds the answers of a decider against the known ones.
+
+        Raises:
+            ServingError: an answer has another shape or is not finite.
+            ParityError: the answers are those of another policy.
+        """
+        wanted: tuple[npt.NDArray[Any], ...] = (self.action[:, None], self.probabilities, self.value[:, None])
+        for name, known in zip(OUTPUTS, wanted, strict=True):
+            if outputs[name].shape != known.shape or outputs[name].dtype != known.dtype:
+                found = f"{outputs[name].dtype}{list(outputs[name].shape)}"
+                raise ServingError(f"{name} of known rows are {found}", decider=decider, field=name, remedy=_REMEDY)
+        wrong = np.abs(outputs["probabilities"] - self.probabilities).max(axis=1)
+        scale = np.maximum(1.0, np.abs(self.value))
+        wrong = np.maximum(wrong, np.abs(outputs["value"][:, 0] - self.value) / scale)
+        if not (wrong <= TOLERANCE).all():
+            worst = float(np.nan_to_num(wrong, nan=np.inf).max())
+            remedy = "serve the bundle that this agent was given, or give it the one that is served"
+            raise ParityError(f"known rows are answered otherwise, by {worst:.3g}", decider=decider, remedy=remedy)
+
+
+def read_known_rows(files: PolicyFiles, count: int = KNOWN_ROWS) -> KnownRows:
+    """The first ``count`` reference rows of a bundle whose masks allow something.
+
+    Raises:
+        BundleError: the file is no safetensors file, or does not fit the signature.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    signature = files.signature
+    try:
+        tensors = load((files.path / layout.REFERENCE).read_bytes())
+        rows = np.flatnonzero(tensors["mask"].any(axis=1))[:count]
+        inputs = {
+            spec.name: np.ascontiguousarray(tensors[spec.name][rows].reshape(-1, *spec.dims), spec.numpy)
+            for spec in signature.inputs
+        }
+        return KnownRows(inputs, *(tensors[name][rows] for name in OUTPUTS))
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        text = f"reference rows cannot be used: {error!r}"
+        raise BundleError(text, file=layout.REFERENCE, remedy=_REMEDY) from error
+
+
+class LocalDecider:
+    """A bundle's graph in this process: one row, one thread, arrays that are used again for every question.
+
+    Args:
+        bundle: folder of the bundle, or what :func:`read_policy` read of it.
+        name: on the ladder.
+
+    Raises:
+        BundleError: the bundle is damaged, ONNX Runtime refuses the graph, or it takes an input that no line knows.
+    """
+
+    def __init__(self, bundle: Path | PolicyFiles, name: str = "local") -> None:
+        self.files = bundle if isinstance(bundle, PolicyFiles) else read_policy(bundle)
+        self.name = name
+        self._session = open_session(self.files.graph)
+        self._inputs = frame_inputs(self.files.signature)
+        self._known: KnownRows | None = None
+
+    @property
+    def policy_version(self) -> str:
+        """Digest of the package whose policy it is."""
+        return self.files.version
+
+    def decide(self, frame: Frame, timeout: float) -> Answer:
+        """The policy's answer; ``timeout`` is not needed, as nothing is waited for.
+
+        Raises:
+            ServingError: the frame has other sizes than the policy, or the answer is no answer.
+        """
+        del timeout
+        fill_inputs(self._inputs, frame, self.name)
+        outputs = dict(zip(OUTPUTS, self._run(self._inputs), strict=True))
+        return checked_answer(frame, outputs, self.name, self.policy_version)
+
+    def probe(self, timeout: float) -> None:
+        """Asks known rows one by one as a line would. May run in another thread than :meth:`decide`.
+
+        Raises:
+            ServingError, ParityError: see :meth:`KnownRows.compare`.
+            BundleError: the reference rows cannot be read.
+        """
+        del timeout
+        self._known = self._known or read_known_rows(self.files)
+        rows = range(len(self._known.action))
+        answers = [
+            self._run({name: array[row : row + 1] for name, array in self._known.inputs.items()}) for row in rows
+        ]
+        joined = [np.concatenate(column) for column in zip(*answers, strict=True)]
+        self._known.compare(dict(zip(OUTPUTS, joined, strict=True)), self.name)
+
+    def _run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+        try:
+            return list(self._session.run(OUTPUTS, inputs))
+        except (state.RuntimeException, state.Fail, state.InvalidArgument, RuntimeError, ValueError) as error:
+            raise ServingError(f"ONNX Runtime fails: {error}", decider=self.name, remedy=_REMEDY) from error
+
+    def close(self) -> None:
+        """Nothing is held that the process would not let go of."""
+
+
+def frame_inputs(signature: Signature) -> dict[str, npt.NDArray[Any]]:
+    """Arrays of one row for the inputs of ``signature``, to be filled by :func:`fill_inputs`.
+
+    Raises:
+        BundleError: an input that a line does not deliver.
+    """
+    unknown = sorted({spec.name for spec in signature.inputs} - {"observation", "last_action", "time", "mask"})
+    if unknown:
+        raise BundleError(f"no line delivers {unknown}", field=unknown[0], remedy="use a bundle of this agentpipe")
+    return {spec.name: np.zeros((1, *spec.dims), spec.numpy) for spec in signature.inputs}
+
+
+def fill_inputs(inputs: Mapping[str, npt.NDArray[Any]], frame: Frame, decider: str) -> None:
+    """Writes ``frame`` into the arrays of :func:`frame_inputs`.
+
+    Raises:
+        ServingError: sizes differ.
+    """
+    given = (frame.observation.shape, frame.mask.shape)
+    wanted = (inputs["observation"].shape[1:], inputs["mask"].shape[1:])
+    if given != wanted:
+        text = f"observation and mask are {given}, the policy takes {wanted}"
+        raise ServingError(text, decider=decider, remedy="give the agent a bundle of this line")
+    inputs["observation"][0] = frame.observation
+    inputs["mask"][0] = frame.mask
+    inputs["last_action"][0, 0] = frame.last_action
+    inputs["time"][0, 0] = frame.elapsed_minutes
+
+
+class _OneRow:
+    """A frame as the rules see a pool: arrays of one row."""
+
+    size = 1
+
+    def __init__(self, frame: Frame, segment_start: int, segments: int) -> None:
+        self.observation = np.nan_to_num(frame.observation, nan=0.0)[None]
+        self.mask = frame.mask[None]
+        part = self.observation[:, segment_start : segment_start + segments]
+        self.segment = part.argmax(axis=1).astype(np.int8)
+
+
+class RulesDecider:
+    """The last rung: needs no server, no graph, no file.
+
+    On the built-in line (known by the digests of its names) the rule-based player answers, for it plays on sensibly
+    where repeating oneself would not. On any other line, or where its choice is forbidden, the last action is held
+    where it still is allowed, at most ``holds`` times in a row for one order; then a person is asked (−1).
+
+    Args:
+        signature: of the line.
+        profile: fault signatures of the line; the project's own where none is given.
+        holds: how often the last action is repeated.
+    """
+
+    name = "rules"
+
+    def __init__(self, signature: Signature, profile: LineProfile | None = None, *, holds: int = 3) -> None:
+        self._holds = holds
+        self._held: tuple[str, int] = ("", 0)
+        self._player = _rules_player(signature, profile)
+
+    @property
+    def policy_version(self) -> str:
+        """Which rules: ``rules-`` and the version of the simulator whose names they know; ``rules-hold`` elsewhere."""
+        from agentpipe.environments.layout import SIMULATOR_VERSION
+
+        return f"rules-{SIMULATOR_VERSION}" if self._player else "rules-hold"
+
+    def decide(self, frame: Frame, timeout: float = 0.0) -> Answer:
+        """Always an answer; ``timeout`` is not needed."""
+        del timeout
+        action = self._by_rules(frame)
+        if action is not None and frame.mask[action]:
+            return self._answer(frame, action, ())
+        last, (order, held) = frame.last_action, self._held
+        held = held if order == frame.order_id else 0
+        if 0 <= last < len(frame.mask) and frame.mask[last] and held < self._holds:
+            self._held = (frame.order_id, held + 1)
+            return self._answer(frame, last, ("the last action is held",))
+        return self._answer(frame, -1, ("neither rules nor the last action apply: a person is asked",))
+
+    def _by_rules(self, frame: Frame) -> int | None:
+        from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE, SEGMENTS, block_start
+
+        if self._player is None or (len(frame.observation), len(frame.mask)) != (OBSERVATION_SIZE, ACTION_COUNT):
+            return None
+        row = _OneRow(frame, block_start("segment"), len(SEGMENTS))
+        return int(self._player.act(row).actions[0])
+
+    def _answer(self, frame: Frame, action: int, notes: tuple[str, ...]) -> Answer:
+        probabilities = np.zeros(len(frame.mask), np.float32)
+        if action >= 0:
+            probabilities[action] = 1.0
+        return Answer(action, probabilities, 0.0, self.name, self.policy_version, notes)
+
+    def probe(self, timeout: float) -> None:
+        """Rules are always there."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def _rules_player(signature: Signature, profile: LineProfile | None) -> RulesPlayer | None:
+    """The rule-based player where the line has the built-in line's names."""
+    from agentpipe.environments.layout import ACTION_NAMES, OBSERVATION_NAMES
+    from agentpipe.environments.line_profile import default_profile
+    from agentpipe.environments.rules import RulesPlayer
+
+    own = (names_digest(OBSERVATION_NAMES), names_digest(ACTION_NAMES))
+    if (signature.observation_digest, signature.action_digest) != own:
+        return None
+    return RulesPlayer(default_profile() if profile is None else profile)
