@@ -14,6 +14,7 @@ in one round trip, and verifies it; what it has read it keeps, so it needs Redis
 from __future__ import annotations
 
 import contextlib
+import re
 import statistics
 import time
 from dataclasses import dataclass
@@ -21,10 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from agentpipe.environments.table_redis_client import connect, place_of, redis_errors
 from agentpipe.environments.table_redis_format import decode_table, encode_table
-from agentpipe.errors import RedisServerError, SettingsError, TableError, UnpublishedError
+from agentpipe.environments.table_redis_scripts import CURRENT, PRUNE, PUBLISH, VERSIONS
+from agentpipe.errors import CorruptError, RedisServerError, SettingsError, TableError, UnpublishedError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
     from types import TracebackType
 
     from agentpipe.environments.table import DisturbanceTable
@@ -32,41 +34,8 @@ if TYPE_CHECKING:
 NAMESPACE = "agentpipe"
 _PINGS = 11
 _LOOK_SECONDS = 5.0
+_VERSION = re.compile(rb"[0-9a-f]{64}")
 _AGAIN = "materialise disturbance_table, or change the table with agentpipe table set: both publish"
-
-# Each script is one round trip, and nothing comes between its commands. KEYS: pointer, versions, then a version's key.
-_PUBLISH = """
-if redis.call('GET', KEYS[3]) ~= ARGV[3] then redis.call('SET', KEYS[3], ARGV[3]) end
-redis.call('ZADD', KEYS[2], 'GT', ARGV[2], ARGV[1])
-local pointer = redis.call('HMGET', KEYS[1], 'version', 'number')
-local moved = 0
-if not pointer[2] or tonumber(ARGV[2]) > tonumber(pointer[2]) then
-  redis.call('HSET', KEYS[1], 'version', ARGV[1], 'number', ARGV[2])
-  pointer, moved = {ARGV[1], ARGV[2]}, 1
-end
-return {moved, pointer[1], pointer[2]}
-"""
-_CURRENT = """
-local pointer = redis.call('HMGET', KEYS[1], 'version', 'number')
-if not pointer[1] then return {} end
-return {pointer[1], redis.call('GET', ARGV[1] .. pointer[1])}
-"""
-_VERSIONS = """
-return {redis.call('HGET', KEYS[1], 'version') or '', redis.call('ZREVRANGE', KEYS[2], 0, -1, 'WITHSCORES')}
-"""
-_PRUNE = """
-local kept = {[redis.call('HGET', KEYS[1], 'version') or ''] = true}
-for index = 3, #ARGV do kept[ARGV[index]] = true end
-local removed = {}
-for rank, version in ipairs(redis.call('ZREVRANGE', KEYS[2], 0, -1)) do
-  if rank > tonumber(ARGV[1]) and not kept[version] then
-    redis.call('DEL', ARGV[2] .. version)
-    redis.call('ZREM', KEYS[2], version)
-    removed[#removed + 1] = version
-  end
-end
-return removed
-"""
 
 
 class Published(NamedTuple):
@@ -119,7 +88,8 @@ class RedisTables:
         SettingsError: a number is out of range.
         RedisServerError: the URL is malformed. Nothing is sent yet.
 
-    Every method raises ``RedisServerError`` where the server is away, slow, full, read-only or of another login.
+    Every method raises ``RedisServerError`` where the server is away, slow, full, read-only or of another login. Those
+    that read raise ``CorruptError`` where a key holds what agentpipe never writes; publishing writes it anew.
     """
 
     def __init__(
@@ -163,10 +133,13 @@ class RedisTables:
             UnpublishedError: there is none.
             CorruptError, VersionError: damaged, or of another agentpipe.
         """
-        version, data = [*self._run(_CURRENT, (self._pointer,), self._prefix), None, None][:2]
-        if version is None:
+        pointer, kind, data = [*self._run(CURRENT, (self._pointer,), self._prefix), None, None, None][:3]
+        if pointer is None:
             raise UnpublishedError("no disturbance table is published in Redis", server=self.place, remedy=_AGAIN)
-        return self._decoded(data, version.decode())
+        version = self._named(pointer, self._pointer)
+        if kind not in (b"string", b"none"):
+            raise self._damaged(self._prefix + version)
+        return self._decoded(data, version)
 
     def load(self, version: str) -> DisturbanceTable:
         """The version of that full name, in one round trip.
@@ -175,21 +148,33 @@ class RedisTables:
             UnpublishedError: Redis does not hold it.
             CorruptError, VersionError: damaged, or of another agentpipe.
         """
-        with redis_errors(self._client):
+        with self._typed_errors(version):
             data = cast("bytes | None", self._client.get(self._prefix + version))
         return self._decoded(data, version)
 
     def current_version(self) -> str | None:
-        """The version that the pointer names, ``None`` before the first; its content is not read."""
-        with redis_errors(self._client):
+        """The version that the pointer names, ``None`` before the first; its content is not read.
+
+        Raises:
+            CorruptError: the pointer is damaged.
+        """
+        with self._typed_errors():
             version = cast("bytes | None", self._client.hget(self._pointer, "version"))
-        return version.decode() if version is not None else None
+        return self._named(version, self._pointer) if version is not None else None
 
     def versions(self) -> list[KeptVersion]:
-        """What Redis holds, the newest first, in one round trip."""
-        current, flat = self._run(_VERSIONS, (self._pointer, self._versions))
-        pairs = zip(flat[::2], flat[1::2], strict=True)
-        return [KeptVersion(name.decode(), int(number), name == current) for name, number in pairs]
+        """What Redis holds, the newest first, in one round trip.
+
+        Raises:
+            CorruptError: pointer or list are damaged.
+        """
+        current, flat = self._run(VERSIONS, (self._pointer, self._versions))
+        found = []
+        for name, number in zip(flat[::2], flat[1::2], strict=True):
+            if not number.isdigit():
+                raise self._damaged(self._versions)
+            found.append(KeptVersion(self._named(name, self._versions), int(number), name == current))
+        return found
 
     def wait_for_change(self, known_version: str | None, seconds: float) -> str | None:
         """Waits until the pointer names another version than ``known_version``; ``None`` where it does not in time.
@@ -229,7 +214,8 @@ class RedisTables:
         """Publishes a version under the number of its audit entry; again and again is once.
 
         The pointer moves to it where ``number`` is higher than the one that it holds, so a publisher that comes late
-        never moves it back, and a rollback, which is an entry of its own, does. A damaged or lost copy is replaced.
+        never moves it back, and a rollback, which is an entry of its own, does. A damaged or lost copy, pointer or list
+        is replaced.
 
         Raises:
             TableError: the pointer holds the same number and another version: another home publishes here.
@@ -237,7 +223,7 @@ class RedisTables:
         if number < 1:
             raise TableError(f"not the number of an audit entry: {number}", field="number")
         keys = (self._pointer, self._versions, self._prefix + table.version)
-        moved, current, at = self._run(_PUBLISH, keys, table.version, str(number), encode_table(table))
+        moved, current, at = self._run(PUBLISH, keys, table.version, str(number), encode_table(table))
         published = Published(bool(moved), current.decode(), int(at))
         if published.number == number and published.current != table.version:
             remedy = "give each home a database of its own, such as redis://HOST/1"
@@ -257,15 +243,43 @@ class RedisTables:
         """Removes all but the newest ``keep`` versions, the current one and those ``pinned``; returns those removed."""
         if keep < 1:
             raise SettingsError(f"one version at least is kept, not {keep}", field="keep")
-        removed = self._run(_PRUNE, (self._pointer, self._versions), str(keep), self._prefix, *pinned)
-        return [version.decode() for version in removed]
+        removed = self._run(PRUNE, (self._pointer, self._versions), str(keep), self._prefix, *pinned)
+        return [version.decode(errors="backslashreplace") for version in removed]
 
     # ------------------------------------------------------------------------------------------- inside
 
     def _run(self, script: str, keys: tuple[str, ...], *arguments: str | bytes) -> list[Any]:
         """One script: sent whole, since a server that was restarted knows no digest of it."""
-        with redis_errors(self._client):
+        with self._typed_errors():
             return cast("list[Any]", self._client.eval(script, len(keys), *keys, *arguments))
+
+    @contextlib.contextmanager
+    def _typed_errors(self, version: str | None = None) -> Iterator[None]:
+        """Those of ``redis``, and ``CorruptError`` where one of our keys (or a version's) is of another type."""
+        try:
+            with redis_errors(self._client):
+                yield
+        except RedisServerError as error:
+            if "WRONGTYPE" not in error.message:
+                raise
+            kinds = {self._pointer: b"hash", self._versions: b"zset"}
+            if version is not None:
+                kinds[self._prefix + version] = b"string"
+            with redis_errors(self._client):
+                odd = [key for key, kind in kinds.items() if self._client.type(key) not in (kind, b"none")]
+            if odd:
+                raise self._damaged(odd[0]) from error
+            raise
+
+    def _named(self, version: bytes, key: str) -> str:
+        """A version's name, found in ``key``."""
+        if not _VERSION.fullmatch(version):
+            raise self._damaged(key)
+        return version.decode()
+
+    def _damaged(self, key: str) -> CorruptError:
+        message = "a key of Redis holds what agentpipe does not write"
+        return CorruptError(message, server=self.place, key=key, remedy=f"{_AGAIN}, which replaces it")
 
     def _decoded(self, data: bytes | None, version: str) -> DisturbanceTable:
         if data is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from agentpipe.environments.table_redis import Published, RedisHealth, RedisTables
-from agentpipe.errors import TableError, UnpublishedError
+from agentpipe.errors import CorruptError, TableError, UnpublishedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -44,7 +44,8 @@ def publish_current(store: TableStore, redis_url: Url, pinned: Collection[str] =
 def pinned_table(store: TableStore, version: str, redis_url: Url) -> DisturbanceTable:
     """The version that a pool pins: of Redis in one round trip, without a URL of the home.
 
-    Where Redis lost the version (it was restarted, or removed it), the home's copy is published again.
+    Where Redis lost the version (it was restarted, or removed it), or holds it damaged, the home's copy is published
+    again.
 
     Args:
         store: the home's versions.
@@ -53,7 +54,8 @@ def pinned_table(store: TableStore, version: str, redis_url: Url) -> Disturbance
 
     Raises:
         TableError: neither Redis nor the home holds the version.
-        CorruptError, VersionError: what is held is damaged, or of another agentpipe.
+        CorruptError: the home's copy is damaged as well.
+        VersionError: what is held is of another agentpipe.
         RedisServerError: the server is away, slow, full, read-only or of another login. No pool starts then on files.
     """
     if redis_url is None:
@@ -61,7 +63,7 @@ def pinned_table(store: TableStore, version: str, redis_url: Url) -> Disturbance
     with RedisTables(_plain(redis_url)) as tables:
         try:
             return tables.load(version)
-        except UnpublishedError:
+        except (UnpublishedError, CorruptError):
             table = store.load(version)
             _publish(tables, store)  # first, so that the pointer never names an older version
             numbers = [entry.number for entry in store.history() if entry.after == version]

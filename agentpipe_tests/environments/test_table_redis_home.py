@@ -67,6 +67,23 @@ def test_an_empty_server_is_filled_from_the_home_when_a_pool_pins_an_older_versi
         assert tables.load(pinned) == store.load(pinned)
 
 
+@pytest.mark.parametrize("damaged", ["current", "versions", "version"])
+def test_what_redis_holds_damaged_comes_from_the_home_when_a_pool_pins_it_and_is_healed(tmp_path, redis, damaged):
+    store = home(tmp_path, changes=2)
+    publish_current(store, redis.url)
+    pinned = store.history()[1].after
+    key = f"agentpipe:table:version:{pinned}" if damaged == "version" else f"agentpipe:table:{damaged}"
+    with contextlib.closing(client_library.Redis.from_url(redis.url)) as raw:
+        raw.delete(key)
+        raw.set(key, b"\xff")
+        assert pinned_table(store, pinned, redis.url) == store.load(pinned)
+        assert publish_current(store, redis.url).number == 3
+    with RedisTables(redis.url) as tables:
+        assert tables.current() == store.current()
+        assert tables.load(pinned) == store.load(pinned)
+        assert {kept.version for kept in tables.versions()} >= {pinned, store.current().version}
+
+
 def test_a_version_that_nobody_holds_is_said(tmp_path, redis):
     with pytest.raises(TableError, match="unknown version"):
         pinned_table(home(tmp_path), "f" * 64, redis.url)
