@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-import itertools
+import zoneinfo
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,11 +98,14 @@ def _read(path: Path) -> Night:
     content: Any = read_json(path)
     try:
         night = Night(**content)
+        times = [night.begun, *(() if night.ended is None else (night.ended,))]
         sound = night.day == dt.date.fromisoformat(path.stem).isoformat() and all(
-            dt.datetime.fromisoformat(time).tzinfo for time in (night.begun, night.ended) if time is not None
+            dt.datetime.fromisoformat(time).tzinfo for time in times
         )
     except (TypeError, ValueError) as error:
         raise CorruptError(f"not a night: {error}", file=path, remedy=_REMEDY) from error
+    if not all(isinstance(content.get(name, of()), of) for name, of in (("made_up", bool), ("outcome", str))):
+        raise CorruptError("not a night: a field has another type", file=path, remedy=_REMEDY)
     if not sound:
         raise CorruptError("not a night: another day's, or a time without a zone", file=path, remedy=_REMEDY)
     return night
@@ -113,17 +116,58 @@ def cron(schedule: ScheduleSettings) -> str:
     return f"{schedule.minute} {schedule.hour} * * *"
 
 
+@dataclass(frozen=True)
+class Due:
+    """A night that is due."""
+
+    day: dt.date
+    at: dt.datetime
+    """since when, in UTC"""
+    passed_over: bool = False
+    """no time of the schedule is its own: the sensor makes it up as soon as its day is over"""
+
+
+def last_due(now: dt.datetime, schedule: ScheduleSettings) -> Due:
+    """The night that is the last one due at ``now``: each UTC day has one.
+
+    Where a clock change moves the schedule's time over midnight UTC, two times in a row find the same day over, or one
+    finds two days more over than the one before. Of the former the first counts. Of the latter the earlier day has no
+    time of its own: its night is due when the day is over.
+    """
+    *before, following = _times_around(now, schedule)
+    day, newest = day_of(before[-1]), min(day_of(following) - dt.timedelta(days=1), last_closed_day(now))
+    if newest > day:
+        over = dt.datetime.combine(newest + dt.timedelta(days=1), dt.time(), dt.UTC)
+        return Due(newest, over, passed_over=True)
+    return Due(day, next(time for time in before if day_of(time) == day))
+
+
 def last_time(now: dt.datetime, schedule: ScheduleSettings) -> dt.datetime:
-    """The latest time not after ``now`` at which a night begins, in UTC: Dagster's own tick.
+    """The latest time not after ``now`` at which the schedule ticks, in UTC: Dagster's own tick.
 
     Of a local time that a clock change skips or repeats Dagster makes one instant; a second rule beside its own would
     take a night for missed that is only about to begin.
     """
-    start = (now - dt.timedelta(days=3)).timestamp()
-    ticks = schedule_execution_time_iterator(start, cron(schedule), schedule.timezone)  # backwards it fails in a gap
-    return list(itertools.takewhile(lambda tick: tick <= now, ticks))[-1].astimezone(dt.UTC)
+    return _times_around(now, schedule)[-2]
+
+
+def _times_around(now: dt.datetime, schedule: ScheduleSettings) -> list[dt.datetime]:
+    """The schedule's times of the three days before ``now`` or a little more, and the first one after it, in UTC.
+
+    Dagster's iterator fails where it starts within an hour of some changes of the clock, so it starts at noon.
+    """
+    day = now.astimezone(zoneinfo.ZoneInfo(schedule.timezone)).date() - dt.timedelta(days=4)
+    start = dt.datetime.combine(day, dt.time(12), zoneinfo.ZoneInfo(schedule.timezone)).timestamp()
+    found: list[dt.datetime] = []
+    for tick in schedule_execution_time_iterator(
+        start, cron(schedule), schedule.timezone
+    ):  # backwards it fails in gaps
+        found.append(tick.astimezone(dt.UTC))
+        if tick > now:
+            break
+    return found
 
 
 def day_of(begins: dt.datetime) -> dt.date:
-    """The day whose candidate a night makes that begins at ``begins``: the last UTC day that is over then."""
+    """The last UTC day that is over at ``begins``: the one whose candidate a night makes that begins then."""
     return last_closed_day(begins)

@@ -95,3 +95,15 @@ def test_a_damaged_pointer_says_so(watch: Watch) -> None:
     found = SENSOR(dg.build_sensor_context(instance=watch.instance, resources={"workspace": watch.workspace}))
     assert isinstance(found, dg.SkipReason)
     assert (found.skip_message or "").startswith("the champion cannot be read: not valid JSON")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"asset": 5}'])
+def test_a_damaged_evaluation_of_the_champion_fails_no_tick_and_the_change_is_told(watch: Watch, content: str) -> None:
+    promote(watch.workspace, "first")
+    path = watch.workspace.references.path("champion_evaluation")
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    found = SENSOR(dg.build_sensor_context(instance=watch.instance, resources={"workspace": watch.workspace}))
+    assert isinstance(found, dg.SensorResult)
+    assert (found.skip_reason.skip_message or "").startswith("the champion's evaluation cannot be read: ")
+    assert (len(found.asset_events), found.run_requests) == (1, [])

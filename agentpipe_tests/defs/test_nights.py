@@ -14,7 +14,7 @@ from dagster._utils.schedules import schedule_execution_time_iterator
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentpipe.defs.nights import Nights, cron, day_of, last_time
+from agentpipe.defs.nights import Due, Nights, cron, day_of, last_due, last_time
 from agentpipe.errors import CorruptError
 from agentpipe.settings import ScheduleSettings
 from agentpipe_tests.defs.homes import utc
@@ -62,9 +62,12 @@ def test_the_latest_time_and_its_day_around_changes_of_the_clock(
 
 
 def ticks(schedule: ScheduleSettings, start: dt.datetime, end: dt.datetime) -> list[dt.datetime]:
-    """Dagster's own ticks."""
-    found = schedule_execution_time_iterator(start.timestamp(), cron(schedule), schedule.timezone)
-    return list(itertools.takewhile(lambda tick: tick < end, (tick.astimezone(dt.UTC) for tick in found)))
+    """Dagster's own ticks; its iterator is begun at noon, since it fails where it begins close to a change."""
+    zone = zoneinfo.ZoneInfo(schedule.timezone)
+    noon = dt.datetime.combine(start.astimezone(zone).date() - dt.timedelta(days=2), dt.time(12), zone)
+    found = schedule_execution_time_iterator(noon.timestamp(), cron(schedule), schedule.timezone)
+    before_end = itertools.takewhile(lambda tick: tick < end, (tick.astimezone(dt.UTC) for tick in found))
+    return [tick for tick in before_end if tick >= start]
 
 
 @pytest.mark.parametrize("hour", [1, 2, 3])
@@ -86,6 +89,8 @@ TIMES = st.integers(0, 4 * 366 * 24 * 60).map(lambda minutes: utc("2026-01-01") 
 
 @given(SCHEDULES, TIMES)
 @example(at("America/Nuuk", 23, 30), utc("2026-03-29 01:10"))
+@example(at("America/Nuuk", 23), utc("2026-10-28 01:00"))
+@example(at("Antarctica/Troll", 1), utc("2026-03-31 23:30"))
 def test_the_latest_time_is_dagster_s_in_every_zone(schedule: ScheduleSettings, now: dt.datetime) -> None:
     begins = last_time(now, schedule)
     assert now - dt.timedelta(hours=26) < begins <= now
@@ -114,6 +119,53 @@ def test_a_tick_that_a_clock_change_moves_over_midnight_repeats_or_passes_over_a
     """One o'clock in Berlin is midnight UTC in winter, and eleven in the evening before in summer."""
     found = [day_of(tick) for tick in ticks(at(BERLIN, 1), utc(start), utc(start) + dt.timedelta(days=4))]
     assert [f"{day:%d}" for day in found] == days
+
+
+@pytest.mark.parametrize(
+    ("schedule", "now", "expected"),
+    [
+        # the night of the 24th has no time of its own: at 23:00 the 23rd is the last day over, at 00:00 the 25th is
+        (at(BERLIN, 1), "2026-10-24 23:59", Due(dt.date(2026, 10, 23), utc("2026-10-24 23:00"))),
+        (at(BERLIN, 1), "2026-10-25 00:00", Due(dt.date(2026, 10, 24), utc("2026-10-25 00:00"), passed_over=True)),
+        (at(BERLIN, 1), "2026-10-25 23:59", Due(dt.date(2026, 10, 24), utc("2026-10-25 00:00"), passed_over=True)),
+        (at(BERLIN, 1), "2026-10-26 00:00", Due(dt.date(2026, 10, 25), utc("2026-10-26 00:00"))),
+        (at("Europe/London", 0), "2026-10-25 00:00", Due(dt.date(2026, 10, 24), utc("2026-10-25 00:00"), True)),
+        # the 28th is the last day over at two times in a row, of which the first counts
+        (at(BERLIN, 1), "2026-03-29 00:00", Due(dt.date(2026, 3, 28), utc("2026-03-29 00:00"))),
+        (at(BERLIN, 1), "2026-03-29 23:00", Due(dt.date(2026, 3, 28), utc("2026-03-29 00:00"))),
+        (at(BERLIN, 1), "2026-03-30 22:59", Due(dt.date(2026, 3, 28), utc("2026-03-29 00:00"))),
+        (at(BERLIN, 1), "2026-03-30 23:00", Due(dt.date(2026, 3, 29), utc("2026-03-30 23:00"))),
+        # without a change it is the day of the latest time, whatever is over since
+        (at(KOLKATA, 2), "2026-03-29 20:29", Due(dt.date(2026, 3, 27), utc("2026-03-28 20:30"))),
+        (at("UTC", 2), "2026-03-29 01:59", Due(dt.date(2026, 3, 27), utc("2026-03-28 02:00"))),
+    ],
+)
+def test_the_night_that_is_due_around_changes_of_the_clock(schedule: ScheduleSettings, now: str, expected: Due) -> None:
+    assert last_due(utc(now), schedule) == expected
+
+
+@given(SCHEDULES, TIMES)
+@example(at(BERLIN, 1), utc("2026-10-24 12:00"))
+@example(at("Antarctica/Troll", 1), utc("2026-10-24 12:00"))
+def test_in_every_zone_each_utc_day_is_due_once_and_in_order(schedule: ScheduleSettings, start: dt.datetime) -> None:
+    looks = sorted({*ticks(schedule, start, start + dt.timedelta(days=6)), *(midnights(start, 6))})
+    found = list(dict.fromkeys(last_due(look, schedule) for look in looks))
+    days = [due.day for due in found]
+    assert days == [days[0] + dt.timedelta(days=number) for number in range(len(days))]
+    assert all(due.day < due.at.date() for due in found)
+    assert all(due.passed_over or due.at == last_time(due.at, schedule) for due in found)
+
+
+def midnights(start: dt.datetime, count: int) -> list[dt.datetime]:
+    first = dt.datetime.combine(start.date(), dt.time(), dt.UTC)
+    return [first + dt.timedelta(days=number) for number in range(1, count + 1)]
+
+
+def test_a_time_three_days_after_a_change_of_the_clock_failed_the_tick() -> None:
+    """Dagster's iterator fails where it starts in the hour before the clock goes on, in some zones."""
+    for minutes in range(0, 4 * 24 * 60, 15):
+        now = utc("2026-03-29 00:00") + dt.timedelta(minutes=minutes)
+        assert last_time(now, at("Antarctica/Troll", 1)) <= now
 
 
 # ------------------------------------------------------------------------------------------------ the record
@@ -165,6 +217,17 @@ def test_the_oldest_night_that_has_not_ended_runs_and_a_later_one_waits(tmp_path
         '{"day": "2026-03-28", "begun": "2026-03-29T02:00:00"}',
         '{"day": "2026-03-28", "begun": 5}',
         '{"day": null, "begun": null}',
+        '{"day": "2026-03-28", "begun": null}',
+        '{"day": "2026-03-28", "begun": []}',
+        '{"day": "2026-03-28", "begun": "2026-03-29T02:00:00+00:00", "ended": 5}',
+        '{"day": "2026-03-28", "begun": "2026-03-29T02:00:00+00:00", "ended": "later"}',
+        '{"day": "2026-03-28", "begun": "2026-03-29T02:00:00+00:00", "ended": ""}',
+        '{"day": "2026-03-28", "begun": "2026-03-29T02:00:00+00:00", "ended": "2026-03-29T04:00:00"}',
+        '{"day": "2026-03-28", "begun": "2026-03-29T02:00:00+00:00", "made_up": null}',
+        '{"day": "2026-03-28", "begun": "2026-03-29T02:00:00+00:00", "made_up": 1}',
+        '{"day": "2026-03-28", "begun": "2026-03-29T02:00:00+00:00", "outcome": null}',
+        '{"day": "2026-03-28", "begun": "2026-03-29T02:00:00+00:00", "outcome": {}}',
+        '{"day": [], "begun": "2026-03-29T02:00:00+00:00"}',
     ],
 )
 def test_a_damaged_night_is_a_typed_error_that_names_its_file(tmp_path: Path, content: str) -> None:

@@ -26,12 +26,16 @@ def champion_sensor(chosen: ScheduleSettings) -> dg.SensorDefinition:
         try:
             digest = workspace.champion_digest()
             events = champion_events(context.instance, workspace)
+            sequence = _sequence(workspace)
         except AgentpipeError as error:
             return dg.SkipReason(f"the champion cannot be read: {error}")
-        judged = workspace.references.find("champion_evaluation")
+        try:
+            judged = workspace.references.find("champion_evaluation")
+        except AgentpipeError as error:
+            reason = f"the champion's evaluation cannot be read: {error}"
+            return dg.SensorResult(skip_reason=reason, asset_events=events)
         if digest == NONE or (judged is not None and judged.consumed.get("champion") == digest):
             return dg.SensorResult(skip_reason="the champion of now is judged", asset_events=events)
-        sequence = _sequence(workspace)
         request = dg.RunRequest(run_key=f"champion:{sequence}:{digest[:16]}", job_name="champion")
         return dg.SensorResult(run_requests=[request], asset_events=events)
 

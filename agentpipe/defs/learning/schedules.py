@@ -7,10 +7,10 @@ import datetime as dt
 import dagster as dg
 
 from agentpipe.defs.night import cells_to_ask
-from agentpipe.defs.nights import Nights, cron, day_of, last_time
+from agentpipe.defs.nights import Nights, cron, day_of, last_due
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.under_way import unless_under_way
-from agentpipe.errors import InputError
+from agentpipe.errors import AgentpipeError
 from agentpipe.settings import ScheduleSettings
 
 
@@ -27,7 +27,16 @@ def nightly_schedule(chosen: ScheduleSettings) -> dg.ScheduleDefinition:
         "`nightly_candidate` waits for them and for the day's feedback run, and then trains.",
     )
     def nightly(context: dg.ScheduleEvaluationContext, workspace: Workspace) -> list[dg.RunRequest] | dg.SkipReason:
-        return unless_under_way(context.instance, begin(workspace, day_of(context.scheduled_execution_time)))
+        tick = context.scheduled_execution_time
+        day = day_of(tick)
+        try:
+            if last_due(tick, workspace.settings.schedule).at < tick and Nights(workspace.root).find(day) is not None:
+                following = day + dt.timedelta(days=1)
+                text = f"no day is left: {following} is not over (UTC), and the night of {day} was begun before"
+                return dg.SkipReason(text)
+            return unless_under_way(context.instance, begin(workspace, day))
+        except AgentpipeError as error:
+            return dg.SkipReason(f"the night of {day} cannot begin: {error}")
 
     return nightly
 
@@ -41,7 +50,7 @@ def begin(
         CorruptError: the file of the night is damaged.
     """
     now = now or dt.datetime.now(dt.UTC)
-    latest = day_of(last_time(now, workspace.settings.schedule))
+    latest = last_due(now, workspace.settings.schedule).day
     if day < latest:
         return dg.SkipReason(f"the night of {day} is overtaken by that of {latest}")
     night = Nights(workspace.root).begin(day, now, made_up=made_up)
@@ -49,7 +58,7 @@ def begin(
         return dg.SkipReason(f"the night of {day} was begun before")
     try:
         asked = cells_to_ask(workspace)
-    except InputError as error:
+    except AgentpipeError as error:
         return dg.SkipReason(f"begun; no cell is launched: {error}")
     if not asked:
         return dg.SkipReason("begun; no cell is stale, nightly_candidate goes on")
