@@ -110,5 +110,5 @@ def demand(judged: Sequence[dict[str, Any]], what: str) -> None:
     """
     failed = [gate for gate in judged if not gate["passed"] and gate["severity"] == "error"]
     if failed:
-        names = ", ".join(f"{gate['name']} (gate {gate['gate']})" for gate in failed)
-        raise GateError(f"{what}: {names} failed", remedy=str(failed[0]["remedy"]))
+        names = ", ".join(f"{gate['name']} (gate {gate.get('gate', '?')})" for gate in failed)
+        raise GateError(f"{what}: {names} failed", remedy=str(failed[0].get("remedy", "")))

@@ -49,7 +49,7 @@ def parent_of(workspace: Workspace, partition: str | None) -> Champion | None:
     """The champion that the candidate recorded as its parent, whoever is champion now; ``None`` where it had none."""
     from agentpipe.learning.champion import ChampionStore
 
-    parent = workspace.references.load("policy_checkpoint", partition).figures["parent"]
+    parent = workspace.references.load("policy_checkpoint", partition).figure("parent")
     history = ChampionStore(workspace.root / "champion").history()
     return next((entry for entry in reversed(history) if entry.digest == parent), None)
 

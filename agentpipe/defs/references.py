@@ -38,8 +38,46 @@ class Reference:
     figures: dict[str, Any] = field(default_factory=dict)
     """small JSON figures that later assets, the scoreboard and people want"""
 
+    def figure(self, name: str) -> Any:  # noqa: ANN401 - JSON
+        """A figure that every reference of the asset has.
+
+        Raises:
+            CorruptError: this one has not.
+        """
+        if name not in self.figures:
+            where = f"{self.asset}[{self.partition}]" if self.partition else self.asset
+            remedy = f"materialise {where} again"
+            raise CorruptError(f"the reference of {where} lacks a figure", field=name, remedy=remedy)
+        return self.figures[name]
+
 
 _TEXTS = ("asset", "data_version", "path", "configuration", "code_version")
+
+
+_FIGURES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("parent", "champion", "status", "table_version", "fate", "reason"), str),
+    **dict.fromkeys(("package_bytes", "behaviour_ordinal", "decisions", "quarantined_rows"), int),
+    **dict.fromkeys(("gates", "reasons"), list),
+    "success": (int, float),
+    "promoted": bool,
+    "verdicts": dict,
+}
+"""Types of the figures that something is decided by; others may be anything."""
+
+
+def _sound_figures(figures: Mapping[str, Any]) -> bool:
+    known = [(value, _FIGURES[name]) for name, value in figures.items() if name in _FIGURES]
+    return (
+        all(isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) for value, kind in known)
+        and all(isinstance(reason, str) for reason in figures.get("reasons", ()))
+        and all(_sound_gate(gate) for gate in figures.get("gates", ()))
+    )
+
+
+def _sound_gate(gate: object) -> bool:
+    if not isinstance(gate, dict) or not isinstance(gate.get("passed"), bool):
+        return False
+    return isinstance(gate.get("name"), str) and isinstance(gate.get("severity"), str)
 
 
 def _sound(content: Mapping[str, Any]) -> bool:
@@ -50,6 +88,7 @@ def _sound(content: Mapping[str, Any]) -> bool:
         and isinstance(consumed, dict)
         and all(isinstance(version, str) for version in consumed.values())
         and isinstance(figures, dict)
+        and _sound_figures(figures)
         and isinstance(content["seconds"], int | float)
         and isinstance(content["partition"], str | None)
     )

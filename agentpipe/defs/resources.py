@@ -118,7 +118,7 @@ class Workspace(dg.ConfigurableResource[Any]):
 
         store = self.table_store()
         references = {key: self.references.load("disturbance_table", key) for key in ((cell,) if cell else CELLS)}
-        versions = sorted({reference.figures["table_version"] for reference in references.values()})
+        versions = sorted({reference.figure("table_version") for reference in references.values()})
         fresh = [] if cell else self.fresh_cells()
         enough = {key: references[key] for key in fresh} if len(fresh) >= self.settings.schedule.cells_needed else {}
         for wanted in filter(None, (references, enough)):

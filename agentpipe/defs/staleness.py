@@ -41,7 +41,7 @@ def _why(workspace: Workspace, cell: str, champions: int) -> str:
     if failed:
         return f"it failed {', '.join(failed)}"
     recorded = workspace.references.load("trajectories", cell).figures.get("behaviour_ordinal", 0)
-    age = champions - int(recorded)
+    age = champions - recorded
     allowed = workspace.settings.schedule.behaviour_age
     return f"its behaviour policy is {age} champions old" if age > allowed else ""
 

@@ -26,6 +26,12 @@ PROMOTION, APPROVAL, ROLLBACK = "promotion", "approval", "rollback"
 KINDS = (PROMOTION, APPROVAL, ROLLBACK)
 SHORTEST = 6
 """Least characters of a digest that name a champion or a candidate."""
+_FIGURES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("partition", "bundle", "bundle_digest", "drift", "verdict"), str),
+    **dict.fromkeys(("package_bytes", "look", "look_of_champion"), int),
+    **dict.fromkeys(("success", "difference", "low", "high"), (int, float)),
+}
+"""Types of the figures that something is decided by or computed from; others may be anything."""
 
 
 class ChampionConflictError(LearningError):
@@ -197,11 +203,21 @@ class ChampionStore:
         typed = all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers)
         if not typed or not isinstance(champion.figures, dict):
             raise CorruptError("not a champion: a field has another type", file=self._pointer, remedy=_REMEDY)
+        if (wrong := untyped_figure(champion.figures)) is not None:
+            text = f"not a champion: the figure {wrong!r} has another type"
+            raise CorruptError(text, file=self._pointer, field=wrong, remedy=_REMEDY)
         if not isinstance(champion.previous, str | None):
             raise CorruptError("not a champion: previous is no digest", file=self._pointer, remedy=_REMEDY)
         if champion.kind not in KINDS:
             raise CorruptError(f"no kind of entry: {champion.kind!r}", file=self._pointer, remedy=_REMEDY)
         return champion
+
+
+def untyped_figure(figures: Mapping[str, Any]) -> str | None:
+    """The first figure of a champion, or of one that may become it, that is not of its type; ``None`` where all are."""
+    known = ((name, figures[name]) for name in _FIGURES if name in figures)
+    wrong = (name for name, value in known if isinstance(value, bool) or not isinstance(value, _FIGURES[name]))
+    return next(wrong, None)
 
 
 def find_champion(history: tuple[Champion, ...], name: str | int) -> Champion:
@@ -258,8 +274,7 @@ def summed_differences(history: Sequence[Champion]) -> list[float]:
         if entry.restores is not None:
             sums.append(sums[entry.restores - 1])
         else:
-            step = entry.figures.get("difference")
-            sums.append((sums[-1] if sums else 0.0) + (step if isinstance(step, int | float) else 0.0))
+            sums.append((sums[-1] if sums else 0.0) + entry.figures.get("difference", 0.0))
     return sums
 
 

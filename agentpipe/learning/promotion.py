@@ -18,6 +18,7 @@ from agentpipe.learning.champion import (
     ChampionStore,
     exclusive,
     rollback_target,
+    untyped_figure,
 )
 from agentpipe.storage import check_home_format, read_json, write_json
 
@@ -300,7 +301,7 @@ def check_candidate(
     """
     check_package(home, package, digest)
     bundle, bundle_digest = figures.get("bundle"), figures.get("bundle_digest")
-    if not isinstance(bundle, str) or not isinstance(bundle_digest, str):
+    if bundle is None or bundle_digest is None:
         remedy = "restore champion/ from a backup"
         raise BundleError(f"no bundle is recorded for {digest[:12]}", field="bundle_digest", remedy=remedy)
     check_bundle(home / bundle, bundle_digest)
@@ -401,4 +402,6 @@ def _typed(held: Held) -> bool:
         texts.append(held.compared_with)
     if held.decision is not None:
         texts += dataclasses.astuple(held.decision)
-    return all(isinstance(text, str) for text in texts) and isinstance(held.figures, dict)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(held.figures, dict):
+        return False
+    return untyped_figure(held.figures) is None

@@ -15,6 +15,7 @@ from agentpipe.defs.serving.assets import publish, triton_bundle
 from agentpipe.errors import CorruptError, GateError
 from agentpipe.learning.champion import Champion, ChampionStore
 from agentpipe.learning.promotion import champion_stores
+from agentpipe.storage import read_json, write_json
 
 D2 = "d2" * 32
 KEY = "2026-11-02|manual"
@@ -228,3 +229,45 @@ def test_with_the_champion_s_pointer_lost_no_candidate_takes_its_place(workspace
         with pytest.raises(CorruptError, match="pointer is lost"):
             materialise(publish, workspace, "2026-11-03|nightly", instance)
     assert ChampionStore(workspace.root / "champion").history() == ()
+
+
+@pytest.mark.parametrize("partition", ["x", "", "2026-13-01|nightly", "nightly", 5, None])
+def test_a_champion_whose_partition_is_none_is_a_typed_error(workspace: Workspace, partition: object) -> None:
+    pointer = workspace.root / "champion" / "champion.json"
+    with dg.DagsterInstance.ephemeral() as instance:
+        candidate(workspace, KEY, "d1")
+        materialise(publish, workspace, KEY, instance)
+        content = read_json(pointer)
+        content["history"][-1]["figures"]["partition"] = partition
+        write_json(pointer, content)
+        before = pointer.read_bytes()
+        candidate(workspace, "2026-11-03|nightly", D2, parent="d1")
+        with pytest.raises(CorruptError, match="partition") as caught:
+            materialise(publish, workspace, "2026-11-03|nightly", instance)
+    assert caught.value.where["file"] == pointer
+    assert pointer.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("asset", "figure"),
+    [
+        ("policy_checkpoint", "parent"),
+        ("holdout_evaluation", "success"),
+        ("triton_bundle", "reasons"),
+        ("triton_bundle", "gates"),
+        ("triton_bundle", "package_bytes"),
+    ],
+)
+def test_a_candidate_whose_references_lack_a_figure_is_a_typed_error(
+    workspace: Workspace, asset: str, figure: str
+) -> None:
+    candidate(workspace, KEY, "d1")
+    reference = workspace.references.load(asset, KEY)
+    figures = {name: value for name, value in reference.figures.items() if name != figure}
+    workspace.references.save(dataclasses.replace(reference, figures=figures))
+    with (
+        dg.DagsterInstance.ephemeral() as instance,
+        pytest.raises(CorruptError, match=rf"{asset}\[.*lacks a figure \[field {figure}\]"),
+    ):
+        materialise(publish, workspace, KEY, instance)
+    assert ChampionStore(workspace.root / "champion").current() is None

@@ -75,3 +75,43 @@ def test_a_field_of_another_type_is_a_typed_error(tmp_path, field, value):
     write_json(path, {**read_json(path), field: value})
     with pytest.raises(CorruptError, match="of another type"):
         references.find("a")
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"parent": None},
+        {"champion": 5},
+        {"status": []},
+        {"table_version": 1},
+        {"fate": None},
+        {"reason": {}},
+        {"package_bytes": "7"},
+        {"package_bytes": True},
+        {"behaviour_ordinal": 1.5},
+        {"decisions": None},
+        {"success": "0.9"},
+        {"success": True},
+        {"promoted": 1},
+        {"verdicts": []},
+        {"reasons": "it is a demo"},
+        {"reasons": [5]},
+        {"gates": {}},
+        {"gates": [5]},
+        {"gates": [{"name": "success", "severity": "error"}]},
+        {"gates": [{"name": "success", "severity": "error", "passed": "yes"}]},
+        {"gates": [{"name": 5, "severity": "error", "passed": True}]},
+    ],
+)
+def test_a_figure_of_another_type_is_a_typed_error(tmp_path, figures):
+    references = References(tmp_path)
+    references.save(Reference("a", None, "v", "p", {}, "c", "1", 0.0, figures))
+    with pytest.raises(CorruptError, match="of another type") as caught:
+        references.find("a")
+    assert caught.value.where["file"] == references.path("a")
+
+
+def test_a_figure_that_is_missing_is_a_typed_error_that_names_it():
+    with pytest.raises(CorruptError, match=r"trajectories\[load-1\] lacks a figure \[field parent\]"):
+        reference("load-1").figure("parent")
+    assert reference("load-1").figure("episodes") == 3

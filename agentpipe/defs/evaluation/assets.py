@@ -172,7 +172,7 @@ def weekly_drift_report(context: dg.AssetExecutionContext, workspace: Workspace)
             if (found := references.find("policy_drift", candidate_key(day, trigger)))
         ]
         feedback = [
-            FeedbackDay(day, found.figures["decisions"], found.figures["verdicts"], found.figures["quarantined_rows"])
+            FeedbackDay(day, found.figure("decisions"), found.figure("verdicts"), found.figure("quarantined_rows"))
             for day in days_of_week(week)
             if (found := references.find("production_feedback", day.isoformat()))
         ]

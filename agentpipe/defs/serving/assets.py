@@ -34,14 +34,14 @@ def triton_bundle(context: dg.AssetExecutionContext, workspace: Workspace) -> dg
         references, settings = workspace.references, workspace.settings
         judged = {name: references.load(name, work.partition) for name in JUDGED}
         for name, reference in judged.items():
-            demand(reference.figures["gates"], f"no bundle for {work.partition}: {name}")
+            demand(reference.figure("gates"), f"no bundle for {work.partition}: {name}")
         reasons = _why_not(workspace)
         evaluation = judged["holdout_evaluation"]
         bundle = build_bundle(
             references.artefact("policy_checkpoint", work.partition),
             workspace.root / "bundles",
             provenance={"partition": work.partition, "configuration": work.configuration, "consumed": work.consumed},
-            evaluation={"digest": evaluation.data_version, "players": evaluation.figures["players"]},
+            evaluation={"digest": evaluation.data_version, "players": evaluation.figure("players")},
             promotable=not reasons,
             reasons=reasons,
             recorded=recorded_inputs([references.artefact("trajectories", cell) for cell in CELLS], seed=settings.seed),
@@ -82,7 +82,7 @@ def publish(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.Mater
     """
     with step(context, workspace) as work:
         assert work.partition is not None
-        demand(workspace.references.load("triton_bundle", work.partition).figures["gates"], f"{work.partition} is out")
+        demand(workspace.references.load("triton_bundle", work.partition).figure("gates"), f"{work.partition} is out")
         candidate = Candidate.of(workspace, work.partition)
         settled = settle(work, candidate)
         if settled.promoted:

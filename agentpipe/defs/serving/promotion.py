@@ -13,6 +13,7 @@ from agentpipe.defs.players import champion, policy_player
 from agentpipe.defs.references import Reference
 from agentpipe.defs.scene import scene
 from agentpipe.defs.steps import Step
+from agentpipe.errors import CorruptError
 
 if TYPE_CHECKING:
     from agentpipe.defs.resources import Workspace
@@ -42,14 +43,14 @@ class Candidate:
         references = workspace.references
         checkpoint = references.load("policy_checkpoint", partition)
         evaluation = references.load("holdout_evaluation", partition)
-        parent = checkpoint.figures["parent"]
+        parent = checkpoint.figure("parent")
         return cls(
             partition,
             checkpoint.data_version,
             checkpoint.path,
             None if parent == "none" else parent,
             references.load("triton_bundle", partition),
-            evaluation.figures["success"],
+            evaluation.figure("success"),
         )
 
 
@@ -161,21 +162,27 @@ def _standing(workspace: Workspace, candidate: Candidate, history: tuple[Champio
         champion=None if current is None else current.digest,
         parent=candidate.parent,
         past_champions=frozenset(entry.digest for entry in history),
-        why_not_promotable=tuple(candidate.bundle.figures["reasons"]),
+        why_not_promotable=tuple(candidate.bundle.figure("reasons")),
         rejected_by=rejected[0] if rejected else None,
-        older_than_champion=_older(candidate, current),
+        older_than_champion=_older(workspace, candidate, current),
         missing_labels=len(missing),
     )
 
 
-def _older(candidate: Candidate, current: Champion | None) -> bool:
+def _older(workspace: Workspace, candidate: Candidate, current: Champion | None) -> bool:
     """An old partition run again; amended feedback of an earlier day that begins from the champion of now is none."""
     partition = current.figures.get("partition") if current else None
     if current is None or partition is None:
         return False
     day, trigger = split_candidate(candidate.partition)
+    try:
+        promoted = split_candidate(partition)[0]
+    except ValueError as error:
+        file, remedy = workspace.root / "champion" / "champion.json", "restore champion.json from a backup"
+        text = f"not a champion: its partition {partition!r} begins with no day"
+        raise CorruptError(text, file=file, field="partition", remedy=remedy) from error
     amended = trigger == "feedback" and candidate.parent == current.digest
-    return day < split_candidate(str(partition))[0] and not amended
+    return day < promoted and not amended
 
 
 def _compare(work: Step, candidate: Candidate, current: Champion) -> Challenge:
@@ -215,7 +222,7 @@ def _drift(workspace: Workspace, candidate: Candidate, current: Champion) -> str
     """Status against the champion of now: as measured before, where that was the same champion."""
     measured = workspace.references.find("policy_drift", candidate.partition)
     if measured is not None and measured.figures.get("champion") == current.digest:
-        return str(measured.figures["status"])
+        return str(measured.figure("status"))
     return drift_from(workspace, workspace.root / candidate.package, current).status
 
 
@@ -227,7 +234,7 @@ def _figures(candidate: Candidate, challenge: Challenge | None, drift: str | Non
         "partition": candidate.partition,
         "bundle": bundle.path,
         "bundle_digest": bundle.data_version,
-        "package_bytes": bundle.figures["package_bytes"],
+        "package_bytes": bundle.figure("package_bytes"),
         "success": candidate.success,
         "drift": drift or "not measured",
         **compared,
