@@ -1,0 +1,291 @@
+"""What the agent decided, each decision once, before it is acted on; and what has become of it since.
+
+Records of the log (:mod:`~agentpipe.serving.agent.wal`), by ``k``: ``decision`` (a row of the intake, the order that
+it belongs to, notes), ``withdrawn`` (it was not acted on: a person had taken over), ``ended`` (an order's result),
+``asked`` (a person was asked; no decision), ``retrieved`` (cases that memory showed), ``shipped`` (ids that were handed
+on). A decision is handed on with the result of its order, or without where that takes too long.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from agentpipe.errors import CorruptError
+from agentpipe.serving.agent.types import Answer
+from agentpipe.serving.agent.wal import Log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from agentpipe.serving.agent.types import Frame, OrderEnded
+    from agentpipe.serving.agent.wal import Entry
+
+REMEMBERED: Final = 10_000
+"""decisions that were handed on and are still known by their id, so that a question asked again is answered the same"""
+KEPT_SEGMENTS: Final = 16
+"""segments with nothing left to hand on that are kept all the same: rates of interlocks are counted from them"""
+SUCCESS: Final = "done"
+
+
+@dataclass(slots=True)
+class Known:
+    """One decision of the journal."""
+
+    decision_id: str
+    line_id: str
+    order_id: str
+    action: int
+    time: dt.datetime
+    entry: Entry
+    shipped: bool = False
+
+
+class Journal:
+    """The journal in ``folder``. Safe to use from several threads.
+
+    Args:
+        folder: of the log.
+        most_waiting: records that wait in memory while the disk takes nothing.
+        segment_bytes: see :class:`~agentpipe.serving.agent.wal.Log`.
+
+    Raises:
+        CorruptError, VersionError, DiskFullError, HomeError: see :class:`~agentpipe.serving.agent.wal.Log`.
+    """
+
+    def __init__(self, folder: Path, *, most_waiting: int = 512, segment_bytes: int = 4 << 20) -> None:
+        self.log = Log(folder, segment_bytes=segment_bytes, most_waiting=most_waiting)
+        self._lock = threading.RLock()
+        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._open: OrderedDict[tuple[str, str], list[str]] = OrderedDict()
+        """ids that are not handed on yet, by line and order"""
+        self._results: dict[tuple[str, str], str] = {}
+        self._shipped: OrderedDict[str, None] = OrderedDict()
+        """newest names under which decisions were handed on"""
+        for entry, record in self.log.recovered:
+            self._replay(entry, record)
+        self.log.recovered.clear()
+
+    # ------------------------------------------------------------------------------------------------ recording
+
+    def decide(self, frame: Frame, answer: Answer, *, until: float, seen: Frame | None = None) -> bool:
+        """Records a decision before it is acted on; returns whether it was on the disk by ``until`` (monotonic).
+
+        Args:
+            frame: the question as the line asked it.
+            answer: what is about to be done; its action is not −1.
+            until: when to stop waiting for the disk.
+            seen: the question as the policy saw it (estimates, a narrower mask); ``frame`` where nothing was changed.
+
+        Raises:
+            LogFullError: it cannot be recorded, so it must not be done.
+        """
+        record = {
+            "k": "decision",
+            "order": frame.order_id,
+            "number": frame.number,
+            "by": answer.decided_by,
+            "notes": list(answer.notes),
+            "value": answer.value,
+            "row": decision_row(seen or frame, answer),
+        }
+        with self._lock:
+            if frame.decision_id in self._known:
+                return True
+            entry = self.log.append(record)
+            self._add(entry, record)
+        return self.log.flushed(entry, until)
+
+    def withdraw(self, decision_id: str) -> None:
+        """A recorded decision was not acted on: it is no decision."""
+        with self._lock:
+            self.log.append({"k": "withdrawn", "id": decision_id})
+            self._forget(decision_id)
+
+    def asked(self, frame: Frame, reason: str) -> None:
+        """A person was asked; told once for each question."""
+        with self._lock:
+            self.log.append(
+                {"k": "asked", "id": frame.decision_id, "line": frame.line_id, "order": frame.order_id,
+                 "time": frame.time.isoformat(), "reason": reason}
+            )  # fmt: skip
+
+    def retrieved(self, decision_id: str, cases: Sequence[dict[str, Any]]) -> None:
+        """What memory showed to a decision."""
+        with self._lock:
+            self.log.append({"k": "retrieved", "id": decision_id, "cases": list(cases)})
+
+    def ended(self, message: OrderEnded) -> None:
+        """An order is over: its decisions can be handed on, with its result."""
+        result = result_text(message)
+        with self._lock:
+            key = (message.line_id, message.order_id)
+            if key in self._open:
+                self.log.append({"k": "ended", "line": key[0], "order": key[1], "result": result})
+                self._results[key] = result
+
+    # ------------------------------------------------------------------------------------------------ looking
+
+    def find(self, decision_id: str) -> Answer | None:
+        """What was decided to a question before; None where nothing was, or it is forgotten."""
+        with self._lock:
+            known = self._known.get(decision_id)
+        if known is None:
+            return None
+        record = self.log.read(known.entry)
+        row = record["row"]
+        return Answer(
+            int(row["action"]),
+            np.asarray(row["probabilities"], np.float32),
+            float(record["value"]),
+            str(record["by"]),
+            str(row["policy_version"]),
+            (*record["notes"], "asked again"),
+        )
+
+    def decisions(self) -> Iterator[Known]:
+        """What is known, oldest first."""
+        with self._lock:
+            return iter(tuple(self._known.values()))
+
+    @property
+    def backlog(self) -> int:
+        """Decisions that are not handed on yet."""
+        with self._lock:
+            return sum(len(ids) for ids in self._open.values())
+
+    # ------------------------------------------------------------------------------------------------ handing on
+
+    def due(self, now: dt.datetime, after: dt.timedelta, most: int = 1_000) -> list[tuple[str, dict[str, Any]]]:
+        """Rows that can be handed on, with their ids: of orders that are over, and those older than ``after``."""
+        chosen: list[tuple[Known, str]] = []
+        with self._lock:
+            for key, ids in self._open.items():
+                result, known = self._results.get(key), [self._known[identifier] for identifier in ids]
+                chosen += [
+                    (each, result or "")
+                    for each in known
+                    if (result is not None or each.time + after <= now) and each.entry.segment >= 0
+                ]
+                if len(chosen) >= most:
+                    break
+        found = []
+        for each, text in chosen[:most]:
+            row = dict(self.log.read(each.entry)["row"])
+            found.append((each.decision_id, {**row, "result": text}))
+        return found
+
+    def shipped(self, name: str, ids: Sequence[str]) -> bool:
+        """Notes that decisions were handed on under ``name``; False where that cannot be noted durably now."""
+        if self.log.append_safely({"k": "shipped", "name": name, "ids": list(ids)}) is None:
+            return False
+        with self._lock:
+            self._note_shipped(name, ids)
+        self._tidy()
+        return True
+
+    def was_shipped(self, name: str) -> bool:
+        """Whether decisions were handed on under ``name``."""
+        with self._lock:
+            return name in self._shipped
+
+    def close(self) -> None:
+        """Flushes, and lets go of the files."""
+        self.log.close()
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _replay(self, entry: Entry, record: dict[str, Any]) -> None:
+        kind = record.get("k")
+        try:
+            if kind == "decision" and record["row"]["decision_id"] not in self._known:
+                self._add(entry, record)
+            elif kind == "withdrawn":
+                self._forget(record["id"])
+            elif kind == "ended" and (record["line"], record["order"]) in self._open:
+                self._results[record["line"], record["order"]] = record["result"]
+            elif kind == "shipped":
+                self._note_shipped(record["name"], record["ids"])
+        except (KeyError, TypeError, ValueError) as error:
+            path = self.log.path(entry.segment)
+            raise CorruptError(f"a record without {error}", file=path, remedy="restore the file") from error
+
+    def _add(self, entry: Entry, record: dict[str, Any]) -> None:
+        row = record["row"]
+        key = (row["line_id"], record["order"])
+        time = dt.datetime.fromisoformat(row["time"])
+        self._known[row["decision_id"]] = Known(row["decision_id"], *key, int(row["action"]), time, entry)
+        self._open.setdefault(key, []).append(row["decision_id"])
+
+    def _forget(self, decision_id: str) -> None:
+        known = self._known.pop(decision_id, None)
+        if known is not None and not known.shipped:
+            self._close((known.line_id, known.order_id), decision_id)
+
+    def _close(self, key: tuple[str, str], decision_id: str) -> None:
+        ids = self._open.get(key, [])
+        if decision_id in ids:
+            ids.remove(decision_id)
+        if not ids:
+            self._open.pop(key, None)
+            self._results.pop(key, None)
+
+    def _note_shipped(self, name: str, ids: Sequence[str]) -> None:
+        self._shipped[name] = None
+        while len(self._shipped) > REMEMBERED:
+            self._shipped.popitem(last=False)
+        for identifier in ids:
+            known = self._known.get(identifier)
+            if known is not None and not known.shipped:
+                known.shipped = True
+                self._close((known.line_id, known.order_id), identifier)
+        while len(self._known) > REMEMBERED and next(iter(self._known.values())).shipped:
+            self._known.popitem(last=False)
+
+    def _tidy(self) -> None:
+        """Removes the oldest segments that hold nothing which is still to be handed on."""
+        with self._lock:
+            needed = min((known.entry.segment for known in self._known.values() if not known.shipped), default=None)
+            first = (
+                self.log.segment - KEPT_SEGMENTS if needed is None else min(needed, self.log.segment - KEPT_SEGMENTS)
+            )
+            for segment in self.log.segments():
+                if segment >= first:
+                    return
+                gone = [name for name, known in self._known.items() if known.entry.segment == segment]
+                for name in gone:
+                    del self._known[name]
+                self.log.remove(segment)
+
+
+def decision_row(frame: Frame, answer: Answer) -> dict[str, Any]:
+    """A decision as the feedback intake takes it (``agentpipe.feedback.schema.DECISION``), without a result."""
+    return {
+        "kind": "decision",
+        "decision_id": frame.decision_id,
+        "time": frame.time.isoformat(),
+        "line_id": frame.line_id,
+        "policy_version": answer.policy_version,
+        "observation": frame.observation.tolist(),
+        "last_action": frame.last_action,
+        "elapsed_minutes": frame.elapsed_minutes,
+        "mask": frame.mask.tolist(),
+        "probabilities": answer.probabilities.tolist(),
+        "action": answer.action,
+    }
+
+
+def result_text(message: OrderEnded) -> str:
+    """The result of an order as the intake reads it: ``done`` where it ended well, else what the line says."""
+    if message.success is True:
+        return SUCCESS
+    text = " ".join(message.result.split())[:200]
+    if message.success is False and text.lower() in ("", "done", "ok", "success"):
+        return "failed"
+    return text
