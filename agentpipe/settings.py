@@ -171,6 +171,12 @@ class AgentSettings(_Section):
     triton: tuple[str, ...] = Field((), description="gRPC addresses of Triton servers, the first one asked first")
     metrics_port: int = Field(9464, ge=0, le=65_535, description="of the Prometheus endpoint; 0 = a free one")
     sensor_silence: Positive = Field(30.0, description="after which a sensor that reports nothing new counts as lost")
+    estimate_growth: Positive = Field(
+        1.0, description="variance, in a sensor's healthy ones, that the estimate of a lost one gains in an hour"
+    )
+    estimate_limit: Positive = Field(
+        2.0, description="healthy standard deviations of that estimate beyond which a person is asked"
+    )
 
 
 class GateSettings(_Section):
