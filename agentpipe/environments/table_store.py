@@ -8,7 +8,8 @@ Below ``<home>/table``::
     current.json             the pointer: the current version and the number of its audit entry
 
 A change writes the version, then the audit entry, then the pointer, then the source, each aside, flushed and renamed. A
-reader follows the pointer. What a killed writer left undone is completed by the next one.
+reader follows the pointer. What a killed writer left undone is completed by the next one. A source that a person saves
+while a change is made is not overwritten (:mod:`~agentpipe.environments.table_source`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agentpipe.environments import table_files
+from agentpipe.environments import table_files, table_source
 from agentpipe.environments.datafiles import data_dir
 from agentpipe.environments.parameters import CELLS, PARAMETER_INDEX
 from agentpipe.environments.table import (
@@ -33,9 +34,10 @@ from agentpipe.environments.table import (
     table_from_rows,
     table_to_csv,
 )
+from agentpipe.environments.table_source import SourceEditedError
 from agentpipe.environments.where import parse_where
 from agentpipe.errors import CorruptError, InputError, LockHeldError, TableError
-from agentpipe.storage import digest_bytes, home_lock, read_json, write_bytes, write_json
+from agentpipe.storage import digest_bytes, home_lock, read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -203,7 +205,7 @@ class TableStore:
             if table.version == pointer.version and table_files.path_of(self.folder, table.version).exists():
                 return table
         with self._writing("refresh"):
-            return self._absorb(who, why)
+            return self._absorb(who, why)[0]
 
     def set(self, where: str, assignments: Mapping[str, float], who: str, why: str) -> Change:
         """Gives every row that ``where`` selects new values, as a new version; the source is rewritten.
@@ -211,6 +213,8 @@ class TableStore:
         Raises:
             TableError: malformed filter, unknown or out-of-range value, no row selected, no ``who`` or ``why``, or a
                 source that is not valid; nothing is changed then.
+            SourceEditedError: somebody saved the source meanwhile: it holds that, and the message says whether the
+                change was made before.
             LockHeldError: another writer does not end.
         """
         _signed(who, why)
@@ -228,8 +232,8 @@ class TableStore:
             return table_from_rows(rows)
 
         with self._writing("set"):
-            before = self._absorb("", "edited before a set")
-            return self._publish(before, edit(before), who, why, "set", detail)
+            before, seen = self._absorb("", "edited before a set")
+            return self._publish(before, edit(before), seen, who, why, "set", detail)
 
     def rollback(self, version: str, who: str, why: str) -> Change:
         """Makes a kept version current again, as a new change; the source is rewritten.
@@ -238,19 +242,24 @@ class TableStore:
 
         Raises:
             TableError: no such version, no ``who`` or ``why``.
+            SourceEditedError: as in :meth:`set`.
             LockHeldError: another writer does not end.
         """
         _signed(who, why)
         with self._writing("rollback"):
             after = self.load(version)
             try:
-                before = self._absorb("", "edited before a rollback")
+                before, seen = self._absorb("", "edited before a rollback")
+            except SourceEditedError:
+                raise
             except InputError:
                 before = self.current()
                 self._mark_source_pending()
-                self._reject_source()
+                if self.source_path.is_file():
+                    table_source.set_aside(self.source_path, self.folder / "rejected")
                 self._recover()
-            return self._publish(before, after, who, why, "rollback", {"version": after.version})
+                seen = digest_bytes(table_to_csv(before))
+            return self._publish(before, after, seen, who, why, "rollback", {"version": after.version})
 
     # ------------------------------------------------------------------------------------------- inside
 
@@ -282,24 +291,32 @@ class TableStore:
             self._finish_source(pointer)
 
     def _finish_source(self, pointer: _Pointer) -> None:
-        """Rewrites the source, unless a person has edited it since."""
-        table = self.load(pointer.version)
+        """Rewrites the source after a writer was killed, unless a person has edited it since."""
         before = _read_entry(self._audit_path(pointer.number)).before
+        found: str | None = None
+        seen: str | None = None
         try:
-            found = load_table(self.source_path).version if self.source_path.exists() else None
+            if self.source_path.exists():
+                table, seen = table_source.read_source(self.source_path)
+                found = table.version
         except InputError:
             found = "not valid"
         if found in (None, before):
-            write_bytes(self.source_path, table_to_csv(table))
+            with contextlib.suppress(SourceEditedError):  # in this very moment
+                self._write_source(self.load(pointer.version), seen)
         self._write_pointer(pointer._replace(source_pending=False))
 
-    def _absorb(self, who: str, why: str) -> DisturbanceTable:
-        """The source as the current version, published when it differs. The lock is held."""
+    def _write_source(self, table: DisturbanceTable, seen: str | None) -> None:
+        table_source.replace_source(self.source_path, table_to_csv(table), seen)
+
+    def _absorb(self, who: str, why: str) -> tuple[DisturbanceTable, str]:
+        """The source as the current version, published when it differs, and its digest. The lock is held."""
         pointer = self._pointer()
         if not self.source_path.exists() and not self.own_source:
             data = self._default_bytes() if pointer is None else table_to_csv(self.current())
-            write_bytes(self.source_path, data)
-        table = load_table(self.source_path)
+            with contextlib.suppress(SourceEditedError):  # somebody put one there
+                table_source.replace_source(self.source_path, data, None)
+        table, seen = table_source.read_source(self.source_path)
         if pointer is None:
             self._commit(None, table, who or "agentpipe", "first use", "import", {"source": str(self.source_path)})
         elif table.version != pointer.version:
@@ -307,7 +324,7 @@ class TableStore:
             self._commit(self.current(), table, who, why, "edit", {"source": str(self.source_path)})
         else:
             table_files.write(table_files.path_of(self.folder, table.version), table)  # heals a lost or damaged file
-        return table
+        return table, seen
 
     def _default_bytes(self) -> bytes:
         path = self._default if self._default is not None else data_dir() / "disturbances.csv"
@@ -315,15 +332,36 @@ class TableStore:
         return path.read_bytes()
 
     def _publish(
-        self, before: DisturbanceTable, after: DisturbanceTable, who: str, why: str, action: str, detail: dict[str, Any]
+        self,
+        before: DisturbanceTable,
+        after: DisturbanceTable,
+        seen: str,
+        who: str,
+        why: str,
+        action: str,
+        detail: dict[str, Any],
     ) -> Change:
+        """Publishes ``after`` and rewrites the source, whose digest is ``seen``."""
         difference = diff_tables(before, after)
         if not difference:
             return Change(after.version, difference, None)
+        if table_source.digest_of(self.source_path) != seen:
+            text, remedy = "the source was edited at this moment; nothing is changed", "run the command again"
+            raise SourceEditedError(text, file=self.source_path, remedy=remedy)
         entry = self._commit(before, after, who, why, action, detail)
-        pointer = self._pointer()
-        if pointer is not None:
-            self._finish_source(pointer)
+        edited: SourceEditedError | None = None
+        try:
+            self._write_source(after, seen)
+        except SourceEditedError as error:
+            edited = error
+        self._write_pointer(_Pointer(entry.after, entry.number, source_pending=False))
+        if edited is not None:
+            text = (
+                f"the source was edited while the change was made: that is version {entry.after[:12]}, and the source "
+            )
+            text += "holds the edit without it"
+            remedy = "run the command again to have both: it publishes the edit and makes the change once more"
+            raise SourceEditedError(text, **edited.where, remedy=remedy) from edited
         return Change(after.version, difference, entry)
 
     def _commit(
@@ -356,13 +394,6 @@ class TableStore:
         write_json(self._audit_path(number), entry.to_json())
         self._write_pointer(_Pointer(after.version, number, source_pending=action in ("set", "rollback")))
         return entry
-
-    def _reject_source(self) -> None:
-        """Moves a source that is not valid to ``rejected/``, under the digest of its bytes."""
-        if self.source_path.is_file():
-            data = self.source_path.read_bytes()
-            write_bytes(self.folder / "rejected" / f"{digest_bytes(data)[:12]}.csv", data)
-            self.source_path.unlink()
 
     def _mark_source_pending(self) -> None:
         pointer = self._pointer()

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from agentpipe.environments import table_files, table_store
+from agentpipe.environments import table_files, table_source, table_store
 from agentpipe.environments.datafiles import data_dir
 from agentpipe.environments.parameters import CELLS
 from agentpipe.environments.table import load_table
@@ -311,7 +311,7 @@ class Killed(BaseException):
 
 def test_killed_between_any_two_writes_leaves_old_or_new_and_the_next_writer_completes(tmp_path, monkeypatch):
     """A set makes some writes; it is killed before each of them in turn."""
-    real = {"bytes": table_store.write_bytes, "json": table_store.write_json, "files": table_files.write_bytes}
+    real = {"bytes": table_source.write_bytes, "json": table_store.write_json, "files": table_files.write_bytes}
     count, limit = [0], [None]
 
     def counted(function):
@@ -323,7 +323,7 @@ def test_killed_between_any_two_writes_leaves_old_or_new_and_the_next_writer_com
 
         return write
 
-    monkeypatch.setattr(table_store, "write_bytes", counted(real["bytes"]))
+    monkeypatch.setattr(table_source, "write_bytes", counted(real["bytes"]))
     monkeypatch.setattr(table_store, "write_json", counted(real["json"]))
     monkeypatch.setattr(table_files, "write_bytes", counted(real["files"]))
     total = None
