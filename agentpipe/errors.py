@@ -147,6 +147,18 @@ class ServiceError(ServingError):
     """Raised when a server cannot be started or reached (port in use, not installed, ...)."""
 
 
+class RefusedError(ServiceError):
+    """Raised when a server answers that it does not take a request or a model; the message is its own."""
+
+
+class AnswerError(ServiceError):
+    """Raised when what a server answers cannot be a decision: something missing, of another shape, or not finite."""
+
+
+class NoServerError(ServiceError):
+    """Raised when no server can be had: none installed, none that answers, or one that is too old."""
+
+
 class LineError(ServingError):
     """Raised when a production line cannot be reached, or speaks nonsense."""
 

@@ -157,6 +157,12 @@ class ServingSettings(_Section):
         False, description="promote a bundle whose server check was skipped, as no Triton could be had"
     )
     keep_versions: int = Field(5, gt=0, description="published versions of a model that are kept beside the served one")
+    repository: Path | None = Field(
+        None, description="folder of what production serves; none = serving in the home; Triton polls its models/"
+    )
+    triton_grpc: str | None = Field(
+        None, description="gRPC address of the Triton at AGENTPIPE_TRITON_URL; none = one port above its HTTP port"
+    )
 
 
 class AgentSettings(_Section):

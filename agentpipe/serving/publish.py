@@ -14,8 +14,11 @@ from agentpipe.serving.verify import verify_bundle
 from agentpipe.storage import typed_os_errors
 
 
-def publish_version(bundle: Path, repository: Path, *, version: int | None = None) -> Path:
+def publish_version(bundle: Path, repository: Path, *, version: int | None = None, drafts: Path | None = None) -> Path:
     """Adds the bundle's policy to ``repository`` as the next version (or ``version``) and returns the version folder.
+
+    It is copied into ``drafts`` first (beside the repository, on the same file system), since a server takes every
+    folder inside the repository for a model.
 
     A server that polls the repository sees the whole folder or nothing, and never a moment without a version. All
     versions of a model share one configuration, which depends on the signature only.
@@ -27,8 +30,7 @@ def publish_version(bundle: Path, repository: Path, *, version: int | None = Non
     source, target = bundle / report.model_name, repository / report.model_name
     with typed_os_errors(repository):
         repository.mkdir(parents=True, exist_ok=True)
-        # Beside the repository: a server takes every folder inside it for a model.
-        staging = Path(tempfile.mkdtemp(prefix=f".staging-{repository.name}-", dir=repository.parent))
+        staging = Path(tempfile.mkdtemp(prefix=f".staging-{repository.name}-", dir=drafts or repository.parent))
         try:
             number = version or max(published_versions(target), default=0) + 1
             if target.exists():
@@ -37,6 +39,7 @@ def publish_version(bundle: Path, repository: Path, *, version: int | None = Non
             shutil.copy(source / layout.CONFIG, staging / "model" / layout.CONFIG)
             _settle(staging / "model")
             (staging / "model").rename(target)
+            _flush(repository)
             return target / str(number)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -52,6 +55,7 @@ def _add(source: Path, target: Path, staging: Path, number: int, config: Path) -
     shutil.copytree(source, staging / "version")
     _settle(staging / "version")
     (staging / "version").rename(final)
+    _flush(target)
     return final
 
 
@@ -59,11 +63,15 @@ def _settle(root: Path) -> None:
     """Flushes a tree to disk before it is renamed into sight."""
     root.chmod(0o755)
     for path in (*sorted(root.rglob("*"), reverse=True), root):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _flush(path)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def published_versions(model: Path) -> list[int]:
@@ -73,8 +81,10 @@ def published_versions(model: Path) -> list[int]:
     return sorted(int(path.name) for path in model.iterdir() if path.name.isdigit() and (path / MODEL_FILE).is_file())
 
 
-def withdraw_version(repository: Path, model_name: str, version: int) -> Path:
-    """Takes a version out of sight by renaming it aside; the one before serves again. Returns where it lies now.
+def withdraw_version(repository: Path, model_name: str, version: int, *, aside: Path | None = None) -> Path:
+    """Takes a version out of sight by one rename; the one before serves again. Returns where it lies now.
+
+    That is ``aside``, which must not exist, or a new folder beside the repository.
 
     Raises:
         BundleError: there is no such version, or it is the only one.
@@ -86,6 +96,10 @@ def withdraw_version(repository: Path, model_name: str, version: int) -> Path:
     if len(versions) == 1:
         raise BundleError("the only version cannot be withdrawn", file=model, remedy="publish another one first")
     with typed_os_errors(repository):
-        aside = Path(tempfile.mkdtemp(prefix=f"withdrawn-{model_name}-{version}-", dir=repository.parent))
-        (model / str(version)).rename(aside / str(version))
-    return aside / str(version)
+        if aside is None:
+            aside = Path(tempfile.mkdtemp(prefix=f"withdrawn-{model_name}-{version}-", dir=repository.parent))
+            aside /= str(version)
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        (model / str(version)).rename(aside)
+        _flush(model)
+    return aside

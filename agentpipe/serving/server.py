@@ -1,4 +1,4 @@
-"""Starting a real Triton on this machine's loopback address, and asking it whether it serves a bundle rightly."""
+"""Starting a real Triton on this machine's loopback address."""
 
 from __future__ import annotations
 
@@ -7,32 +7,26 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
-import numpy as np
-
-from agentpipe.errors import AgentpipeError, ServiceError
-from agentpipe.serving import layout
+from agentpipe.errors import ServiceError
 from agentpipe.serving.triton_install import (
     TritonInstallation,
     find_triton,
     install_triton,
     stub_environment,
-    triton_home,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-__all__ = ["ServerCheck", "TritonInstallation", "TritonServer", "check_in_server", "find_triton", "install_triton"]
+__all__ = ["TritonInstallation", "TritonServer", "find_triton", "install_triton"]
 
 HOST: Final = "127.0.0.1"
 Control = Literal["none", "poll", "explicit"]
@@ -150,7 +144,7 @@ def _start(command: Sequence[str], installation: TritonInstallation, log: Path) 
                 start_new_session=True,  # so that stub and server can be ended together
             )
     except OSError as error:
-        remedy = "install it again: make install-triton"
+        remedy = "install it again: agentpipe bundle install-triton"
         raise ServiceError(f"Triton cannot be started: {error}", file=installation.binary, remedy=remedy) from error
 
 
@@ -171,75 +165,3 @@ def _ports(*wanted: int) -> list[int]:
     finally:
         for listener in held:
             listener.close()
-
-
-@dataclass(frozen=True)
-class ServerCheck:
-    """A bundle in a real server: largest differences from torch over the bundle's reference rows."""
-
-    rows: int
-    max_abs_probability: float
-    max_relative_value: float
-    action_mismatches: int
-    ties: int
-    start_seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """The figures as a JSON object."""
-        return asdict(self)
-
-
-def check_in_server(bundle: Path, installation: TritonInstallation) -> ServerCheck:
-    """Serves ``bundle`` unmodified and compares the answers to its reference rows with the recorded ones of torch.
-
-    Raises:
-        BundleError, ParityError: the bundle is damaged, or answers differ.
-        ServiceError: the server does not start with it.
-    """
-    from agentpipe.serving.client import PolicyClient
-    from agentpipe.serving.parity import compare
-    from agentpipe.serving.reference import read_reference
-    from agentpipe.serving.verify import verify_bundle
-
-    report = verify_bundle(bundle)
-    with (
-        TritonServer(bundle, installation) as server,
-        PolicyClient(server.grpc, model_name=report.model_name, timeout=30.0) as client,
-    ):
-        inputs, expected = read_reference(bundle / layout.REFERENCE, client.signature)
-        askable = inputs.mask.any(axis=1)  # the client refuses an empty mask; verify_bundle has tried it
-        rows = inputs.rows(np.flatnonzero(askable))
-        served = client.act(rows.observation, rows.last_action, rows.time, rows.mask)
-        wanted = (expected[0][askable], expected[1][askable], expected[2][askable])
-        found = (served.action, served.probabilities, served.value)
-        figures = compare("served", client.max_batch, wanted, found, rows.mask)
-        return ServerCheck(
-            rows=figures.rows,
-            max_abs_probability=figures.max_abs_probability,
-            max_relative_value=figures.max_relative_value,
-            action_mismatches=figures.action_mismatches,
-            ties=figures.ties,
-            start_seconds=server.start_seconds,
-        )
-
-
-def main(arguments: Sequence[str]) -> int:
-    """``python -m agentpipe.serving.server install``: installs the server and says where."""
-    if list(arguments) != ["install"]:
-        sys.stderr.write("usage: python -m agentpipe.serving.server install\n")
-        return 2
-    try:
-        installation = install_triton(progress=_tell)
-    except AgentpipeError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(f"Triton: {installation.binary} (in {triton_home()})\n")
-    return 0
-
-
-def _tell(stage: str, done: int, total: int, note: str = "") -> None:
-    sys.stderr.write(f"{stage} {done}/{total} {note}\n")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
+import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -12,17 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from agentpipe.errors import EmptyMaskError, ServiceError
+from agentpipe.errors import AgentpipeError, EmptyMaskError, ServiceError
 from agentpipe.serving.bundle import build_bundle
 from agentpipe.serving.client import PolicyClient
+from agentpipe.serving.http_api import HttpServer
 from agentpipe.serving.parity import compare, synthetic_inputs
-from agentpipe.serving.publish import publish_version, withdraw_version
+from agentpipe.serving.places import Given, Installed
+from agentpipe.serving.repository import ServingRepository
 from agentpipe.serving.runtime import run_module
-from agentpipe.serving.server import TritonServer, check_in_server, install_triton
+from agentpipe.serving.server import TritonServer, install_triton
+from agentpipe.serving.server_check import check_in_server
 from agentpipe.serving.triton_config import config_text, read_config
 
 from .conftest import make_package
 
+ANN = {"who": "ann", "reason": "a test"}
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
@@ -44,12 +48,26 @@ def ask(client, inputs):
     return served.action, served.probabilities, served.value
 
 
-def test_the_bundle_loads_unmodified_and_answers_like_torch(built, triton):
-    check = check_in_server(built.path, triton)
-    assert check.rows > 300
-    assert check.max_abs_probability <= 1e-5
-    assert check.max_relative_value <= 1e-5
-    assert check.action_mismatches == 0
+def test_a_bundle_passes_every_look_in_a_server_that_is_started_for_it(built, triton):
+    check = check_in_server(built.path, Installed(triton))
+    assert (check.status, check.reason) == ("PASSED", "")
+    figures = {finding.name: finding.figures for finding in check.findings}
+    assert list(figures) == ["loads", "configuration", "values", "empty_mask", "refusals", "batching"]
+    assert figures["values"]["rows"] > 300
+    assert figures["values"]["max_abs_probability"] <= 1e-5
+    assert figures["batching"]["executions"] * 2 <= figures["batching"]["rows"] == 320
+
+
+def test_a_server_that_runs_takes_a_bundle_for_a_while_and_keeps_what_it_serves(built, triton, inputs):
+    with TritonServer(built.path, triton, control="explicit") as server:
+        HttpServer(server.http).load("policy")
+        with PolicyClient(server.grpc, timeout=30.0) as client:
+            before = ask(client, inputs)
+            check = check_in_server(built.path, Given(server.http, server.grpc))
+            assert (check.status, check.server["place"]) == ("PASSED", f"running at {server.http}")
+            np.testing.assert_array_equal(ask(client, inputs)[1], before[1])
+            models = client._connection.get_model_repository_index(as_json=True)["models"]
+    assert [(model["name"], model.get("state")) for model in models] == [("policy", "READY")]
 
 
 def test_single_requests_are_batched_and_answered_each_with_its_own(built, triton, package_dir, inputs):
@@ -110,26 +128,56 @@ def test_a_port_in_use_is_refused_before_anything_starts(built, triton):
             TritonServer(built.path, triton, grpc_port=port)
 
 
-def test_a_new_version_is_swapped_in_by_rename_without_a_failed_request(built, triton, tmp_path, inputs):
+def test_a_busy_client_sees_versions_come_and_go_without_a_failed_request(built, triton, tmp_path, inputs):
     make_package(tmp_path / "package", seed=7)
     other = build_bundle(tmp_path / "package", tmp_path / "out", provenance={}, evaluation={}, promotable=True)
-    live = tmp_path / "live"
-    publish_version(built.path, live)
+    repository = ServingRepository(tmp_path / "live")
+    with repository.changing():
+        repository.publish(built.path, **ANN)
     with (
-        TritonServer(live, triton, control="poll", poll_seconds=1) as server,
+        TritonServer(repository.models, triton, control="poll", poll_seconds=1) as server,
         PolicyClient(server.grpc, timeout=30.0) as client,
+        Busy(server.grpc, inputs.rows(slice(0, 8))) as busy,
     ):
         before = ask(client, inputs)[1]
-        publish_version(other.path, live)
-        swapped = until(lambda: not np.allclose(ask(client, inputs)[1], before))
+        with repository.changing():
+            repository.publish(other.path, **ANN)
+        assert until(lambda: not np.allclose(ask(client, inputs)[1], before)), "the new version is not served"
         after = ask(client, inputs)[1]
-        assert swapped, "the new version is not served"
         with PolicyClient(server.grpc, version="1", timeout=30.0) as previous:
             np.testing.assert_array_equal(ask(previous, inputs)[1], before)
-        withdraw_version(live, "policy", 2)
+        with repository.changing():
+            repository.rollback()
         assert until(lambda: not np.allclose(ask(client, inputs)[1], after)), "the old version is not back"
         np.testing.assert_array_equal(ask(client, inputs)[1], before)
-        shutil.rmtree(live / "policy" / "2", ignore_errors=True)
+    assert busy.failures == []
+    assert busy.answered > 100
+
+
+class Busy:
+    """A client that asks without pause, in a thread of its own."""
+
+    def __init__(self, url, inputs):
+        self.answered, self.failures = 0, []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask, args=(url, inputs))
+
+    def _ask(self, url, inputs):
+        with PolicyClient(url, timeout=30.0) as client:
+            while not self._over.is_set():
+                try:
+                    ask(client, inputs)
+                    self.answered += 1
+                except AgentpipeError as error:
+                    self.failures.append(str(error))
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
 
 
 def until(condition, seconds=20.0):

@@ -8,7 +8,6 @@ import pytest
 
 from agentpipe.errors import ServiceError
 from agentpipe.serving import triton_install
-from agentpipe.serving.server import main
 
 
 def test_the_home_is_the_argument_then_the_variable_then_the_cache(tmp_path, monkeypatch):
@@ -39,8 +38,3 @@ def test_a_python_without_a_shared_library_is_told_what_to_install(tmp_path, mon
     monkeypatch.setattr(triton_install, "Path", lambda *_: tmp_path)
     with pytest.raises(ServiceError, match="apt-get install libpython"):
         triton_install.python_library()
-
-
-def test_the_command_says_how_it_is_used(capsys):
-    assert main(["remove"]) == 2
-    assert "usage" in capsys.readouterr().err
