@@ -2,9 +2,10 @@ r"""What a lost sensor would read: a Kalman filter over the five readings of one
 
 During one order a machine's true readings ``x`` are constant; a received sample of channel ``c`` is ``z = x_c + v``
 with ``v ~ N(0, r_c)``. A lost channel's true value may wander on unseen, a random walk that adds ``q·t`` to its
-variance ``t`` after the loss. With prior ``x ~ N(0, P₀)`` and ``n_c`` accepted samples of mean ``z̄_c``, the filter's recursion
-(Kalman, "A New Approach to Linear Filtering and Prediction Problems", 1960) has the closed form of the information
-filter (Bar-Shalom, Li and Kirubarajan, "Estimation with Applications to Tracking and Navigation", 2001, chapter 7)::
+variance ``t`` after the loss. With prior ``x ~ N(0, P₀)`` and ``n_c`` accepted samples of mean ``z̄_c``, the filter's
+recursion (Kalman, "A New Approach to Linear Filtering and Prediction Problems", 1960) has the closed form of the
+information filter (Bar-Shalom, Li and Kirubarajan, "Estimation with Applications to Tracking and Navigation", 2001,
+chapter 7)::
 
     P⁻¹ = (P₀ + G)⁻¹ + diag(1 / (r_c / n_c + g_c))      x̂ = P · diag(1 / (r_c / n_c + g_c)) · z̄
 
