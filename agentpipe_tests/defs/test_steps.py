@@ -6,11 +6,9 @@ import dagster as dg
 import pytest
 
 from agentpipe.defs import steps
-from agentpipe.defs.instance import CONFIGURATION
 from agentpipe.defs.progress import listening, reporter
 from agentpipe.defs.resources import hold_home
 from agentpipe.errors import LockHeldError
-from agentpipe_tests.strategies import REPOSITORY
 
 
 def test_metadata_is_capped_and_says_that_it_is() -> None:
@@ -68,7 +66,3 @@ def test_a_home_that_another_process_holds_is_not_waited_for_for_ever(tmp_path) 
         other.stdin.close()
     with hold_home(tmp_path, "mine"):
         pass
-
-
-def test_the_container_has_the_configuration_that_a_home_gets() -> None:
-    assert (REPOSITORY / "docker" / "dagster.yaml").read_text() == CONFIGURATION
