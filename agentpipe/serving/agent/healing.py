@@ -1,0 +1,121 @@
+"""Self-healing as one thing: sensors, ladder, clock and disk watched, incidents kept, figures counted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from agentpipe.serving.agent.clocks import PART as CLOCK
+from agentpipe.serving.agent.clocks import ClockWatch
+from agentpipe.serving.agent.incidents import IncidentBook
+from agentpipe.serving.agent.ladder import Ladder
+from agentpipe.serving.agent.metrics import AgentMetrics
+from agentpipe.serving.agent.probes import Part, disk_probe
+from agentpipe.serving.agent.sensors import SensorWatch
+from agentpipe.serving.agent.types import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from agentpipe.environments.line_profile import LineProfile
+    from agentpipe.serving.agent.probes import Change
+    from agentpipe.serving.agent.types import Decider, Frame
+    from agentpipe.serving.signature import Signature
+    from agentpipe.settings import Settings
+
+DISK, LINE = "disk", "line"
+
+
+class Healing:
+    """Answers questions and keeps itself able to.
+
+    Args:
+        deciders: the rungs of the ladder, best first; the last one never fails.
+        signature: of the line.
+        settings: its sections ``agent`` and ``alerts``.
+        folder: ``HOME/agent/<name>``; its disk is probed, and reports are kept in ``incidents`` below it.
+        agent: its name.
+        line_probe: looks whether the line can be reached; none where there is nothing to look at.
+        ready: rungs that are asked before their first probe.
+        profile: of the line, for the estimates of lost sensors.
+        on_change: told of each loss and return besides; must neither block nor raise.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is another thing to live on
+        self,
+        deciders: Sequence[Decider],
+        signature: Signature,
+        settings: Settings,
+        folder: Path,
+        agent: str,
+        *,
+        line_probe: Callable[[float], None] | None = None,
+        ready: Sequence[str] = (),
+        profile: LineProfile | None = None,
+        on_change: Callable[[Change], None] | None = None,
+    ) -> None:
+        alerts, self._told = settings.alerts, on_change
+        self._estimates, self._no_policy = 0, "sensors"
+        self.metrics = AgentMetrics(agent)
+        self.incidents = IncidentBook(
+            folder / "incidents",
+            agent,
+            settings.agent,
+            webhook=alerts.webhook,
+            alert_timeout=alerts.timeout_seconds,
+        )
+        self.sensors = SensorWatch(signature, settings.agent, profile, self._changed)
+        self.clock = ClockWatch(self._changed)
+        parts = [Part(DISK, disk_probe(folder)), Part(CLOCK, self.clock.probe)]
+        if line_probe is not None:
+            parts.append(Part(LINE, line_probe))
+        self.ladder = Ladder(deciders, settings.agent, parts=parts, ready=ready, on_change=self._changed)
+        self.metrics.gauge("level", lambda: self.ladder.level.index)
+        self.metrics.gauge("incidents_open", lambda: self.incidents.open_count)
+        self.metrics.gauge("sensor_estimates", lambda: self._estimates)
+
+    def decide(self, frame: Frame) -> Answer:
+        """An answer, always: −1 where a person is to decide. Counts it, too; belongs to one thread."""
+        seen = self.sensors.look(frame)
+        self._estimates = len(seen.estimated)
+        notes = tuple(f"estimated: {name}" for name in seen.estimated)
+        if seen.ask:
+            nothing = np.zeros(len(frame.mask), np.float32)
+            answer = Answer(-1, nothing, 0.0, self._no_policy, "", (*notes, f"a person is asked: {seen.ask}"))
+        else:
+            answer = self.ladder.decide(seen.frame)
+            answer = replace(answer, notes=(*notes, *answer.notes)) if notes else answer
+        now = time.monotonic()
+        late, took = now > frame.deadline, now - frame.received
+        self.metrics.decided(answer.decided_by, took, late=late)
+        self.incidents.decided(answer, took, late=late)
+        return answer
+
+    def degraded(self) -> dict[str, str]:
+        """Everything that is lost now, and why."""
+        return {**self.ladder.lost(), **{f"sensor {name}": "lost" for name in self.sensors.lost()}}
+
+    def _changed(self, change: Change) -> None:
+        self.metrics.note(change)
+        self.incidents.note(change)
+        if self._told is not None:
+            self._told(change)
+
+    def close(self) -> None:
+        """Ends probes, incidents, the metrics' endpoint and every decider's connection."""
+        self.ladder.close()
+        self.incidents.close()
+        self.metrics.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
