@@ -55,6 +55,12 @@ class Execution:
         self.last_actions: list[int] = []
         self.held: Frame | None = None
         """the question that came while a person had the line"""
+        self.ask_reason = ""
+        """why a person is to decide the next question"""
+        self.reason_for = ""
+        """and which one that is, once it has come"""
+        self.asked_id = ""
+        """the question that a person was last asked to decide"""
         self.generation = 0
         """changes with each takeover: an answer of an earlier one is not sent"""
         self.steps = self.late = self.reached = self.missed = self.orders = self.successes = 0
@@ -122,7 +128,16 @@ class Execution:
             self._frozen_seconds += self._clock() - self._frozen_since
             self._frozen_since = None
         self.diagnosed()
+        self.ask_reason = ""
         return self.machine.fire(Event.HANDED_BACK)
+
+    def wants_person(self, frame: Frame) -> bool:
+        """Whether a person is to decide this question: the first since there is a reason, however often it comes."""
+        if self.ask_reason and self.reason_for and self.reason_for != frame.decision_id:
+            self.ask_reason = self.reason_for = ""  # somebody has decided it
+        if self.ask_reason:
+            self.reason_for = frame.decision_id
+        return bool(self.ask_reason)
 
     # -------------------------------------------------------------------------------------------- figures
 

@@ -65,6 +65,10 @@ class ForeignLineError(LineError):
     """Raised when a line has another protocol, other sizes or other names than the policy: waiting does not help."""
 
 
+class LineEndedError(LineError):
+    """Raised when a line says nothing more, ever: its stream has ended."""
+
+
 @dataclass(frozen=True)
 class Hello:
     """How a line introduces itself."""

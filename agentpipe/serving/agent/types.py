@@ -84,6 +84,8 @@ class Answer:
     policy_version: str
     notes: tuple[str, ...] = field(default=())
     """what was done to it on the way: interlocks, estimates, fallbacks"""
+    observation: npt.NDArray[np.float32] | None = None
+    """``[D]``, what the decider saw, where that is not what the line said (estimates of lost sensors)"""
 
 
 class Decider(Protocol):
