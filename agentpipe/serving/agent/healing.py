@@ -10,11 +10,13 @@ import numpy as np
 
 from agentpipe.serving.agent.clocks import PART as CLOCK
 from agentpipe.serving.agent.clocks import ClockWatch
+from agentpipe.serving.agent.deciders import LocalDecider, RulesDecider
 from agentpipe.serving.agent.incidents import IncidentBook
 from agentpipe.serving.agent.ladder import Ladder
 from agentpipe.serving.agent.metrics import AgentMetrics
 from agentpipe.serving.agent.probes import Part, disk_probe
 from agentpipe.serving.agent.sensors import SensorWatch
+from agentpipe.serving.agent.triton_decider import TritonDecider
 from agentpipe.serving.agent.types import Answer
 
 if TYPE_CHECKING:
@@ -23,12 +25,29 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from agentpipe.environments.line_profile import LineProfile
+    from agentpipe.serving.agent.deciders import PolicyFiles
     from agentpipe.serving.agent.probes import Change
     from agentpipe.serving.agent.types import Decider, Frame
     from agentpipe.serving.signature import Signature
     from agentpipe.settings import Settings
 
 DISK, LINE = "disk", "line"
+
+
+def declared_rungs(files: PolicyFiles, triton: Sequence[str], profile: LineProfile | None = None) -> list[Decider]:
+    """The declared ladder of one bundle: every Triton in its order, the graph in this process, rules.
+
+    Args:
+        files: of the bundle.
+        triton: gRPC addresses; the rungs are called ``triton``, ``triton-2``, …
+        profile: of the line, for the rules.
+
+    Raises:
+        BundleError: ONNX Runtime refuses the graph.
+    """
+    names = (f"triton-{number}" if number > 1 else "triton" for number in range(1, len(triton) + 1))
+    servers = [TritonDecider(url, files, name) for url, name in zip(triton, names, strict=True)]
+    return [*servers, LocalDecider(files), RulesDecider(files.signature, profile)]
 
 
 class Healing:
@@ -60,7 +79,7 @@ class Healing:
         on_change: Callable[[Change], None] | None = None,
     ) -> None:
         alerts, self._told = settings.alerts, on_change
-        self._estimates, self._no_policy = 0, "sensors"
+        self._estimates = 0
         self.metrics = AgentMetrics(agent)
         self.incidents = IncidentBook(
             folder / "incidents",
@@ -86,10 +105,11 @@ class Healing:
         notes = tuple(f"estimated: {name}" for name in seen.estimated)
         if seen.ask:
             nothing = np.zeros(len(frame.mask), np.float32)
-            answer = Answer(-1, nothing, 0.0, self._no_policy, "", (*notes, f"a person is asked: {seen.ask}"))
+            answer = Answer(-1, nothing, 0.0, "sensors", "", (f"a person is asked: {seen.ask}",))
         else:
             answer = self.ladder.decide(seen.frame)
-            answer = replace(answer, notes=(*notes, *answer.notes)) if notes else answer
+        if notes:
+            answer = replace(answer, notes=(*notes, *answer.notes), observation=seen.frame.observation)
         now = time.monotonic()
         late, took = now > frame.deadline, now - frame.received
         self.metrics.decided(answer.decided_by, took, late=late)

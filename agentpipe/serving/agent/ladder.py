@@ -22,6 +22,8 @@ LEAST_NEED: Final = 0.005
 """seconds that are always kept for a rung below, whatever it took so far"""
 SLOW_SHARE: Final = 0.9
 """of the time that a rung was given, beyond which its answer counts as a failure (and is used all the same)"""
+SHARE: Final = 0.9
+"""of a question's time that rungs may use: whoever waits for the answer wants to have it before the deadline"""
 HISTORY: Final = 1_000
 
 
@@ -40,9 +42,9 @@ class Ladder:
     ``successes_to_recover`` good probes, see :class:`~agentpipe.serving.agent.probes.Health`. A rung that no probe has
     reached yet is not asked (servers are looked for in the background), unless its name is in ``ready``.
 
-    Each rung is given what is left of the deadline, less ``reserve_seconds`` and less what the rungs below it that are
-    up took at most of late (half of it at most). :meth:`decide` belongs to one thread; a decider's ``probe`` runs in
-    another one meanwhile.
+    Each rung is given nine tenths of what is left until the deadline, less ``reserve_seconds`` and less what the rungs
+    below it that are up took at most of late (half of it at most). :meth:`decide` belongs to one thread; a decider's
+    ``probe`` runs in another one meanwhile.
 
     Args:
         deciders: the rungs, best first; the last one never fails and is not probed.
@@ -108,7 +110,7 @@ class Ladder:
         for index, rung in enumerate(self._rungs):
             if not self._usable(rung.name):
                 continue
-            left = frame.deadline - time.monotonic() - self._settings.reserve_seconds
+            left = SHARE * (frame.deadline - time.monotonic()) - self._settings.reserve_seconds
             budget = left - min(self._needed(index + 1), left / 2)
             if budget <= 0:
                 notes.append(f"{rung.name}: no time left")

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from agentpipe.errors import ServiceError
-from agentpipe.serving.agent.healing import Healing
+from agentpipe.serving.agent.deciders import read_policy
+from agentpipe.serving.agent.healing import Healing, declared_rungs
 from agentpipe.serving.agent.incidents import read_incidents
 from agentpipe.settings import load_settings
+from agentpipe_tests.bundles import save_bundle
 from agentpipe_tests.serving.agent.frames import FakeDecider, frame
 from agentpipe_tests.serving.agent.test_sensors import LINE, NAME, Plant
 from agentpipe_tests.serving.agent.waiting import until
@@ -22,6 +24,13 @@ def deciders():
 def heal(deciders, folder, told=None, **agent):
     settings = load_settings(agent={"probe_every": 0.01, **agent})
     return Healing(deciders, LINE, settings, folder, "line-1", on_change=None if told is None else told.append)
+
+
+def test_the_declared_ladder_is_every_triton_then_this_process_then_rules(tmp_path):
+    save_bundle(tmp_path / "bundle", 0)
+    rungs = declared_rungs(read_policy(tmp_path / "bundle"), ["127.0.0.1:1", "127.0.0.1:2"])
+    assert [rung.name for rung in rungs] == ["triton", "triton-2", "local", "rules"]
+    assert [rung.url for rung in rungs[:2]] == ["127.0.0.1:1", "127.0.0.1:2"]
 
 
 def test_a_lost_server_is_told_in_notes_incidents_and_figures(deciders, tmp_path):
@@ -55,6 +64,8 @@ def test_a_frozen_sensor_is_told_in_the_notes_and_the_decider_gets_its_estimate(
         assert answers[0].notes == ()
         assert answers[-1].notes == (f"estimated: {NAME}",)
         assert max(abs(seen[-1].observation[:80])) < 4.0
+        assert answers[0].observation is None
+        assert answers[-1].observation is seen[-1].observation
         assert healing.degraded() == {f"sensor {NAME}": "lost"}
     assert [each.part for each in read_incidents(tmp_path / "incidents")] == ["sensor line"]
 
