@@ -22,7 +22,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 export AGENTPIPE_HOME
 
-.PHONY: help install run test ui lint fix bench clean browser
+.PHONY: help install run test ui lint fix bench clean browser postgres
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -53,7 +53,7 @@ run: install
 ui: install
 	@$(BIN)/agentpipe ui $(ARGS)
 
-test: install browser
+test: install browser postgres
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(TEST_WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 # The browser test wants Debian's chromium. Absent and not to be had, that test skips and says so.
@@ -63,6 +63,15 @@ browser:
 	    { apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 || \
 	    { apt-get update -qq >/dev/null 2>&1 && apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1; }; } ; } || \
 	    echo "No chromium here: the browser test will skip" >&2
+
+# Dagster on a real Postgres is tested with Debian's. Absent and not to be had, those tests skip and say so.
+postgres:
+	@command -v initdb >/dev/null 2>&1 || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \
+	    { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && \
+	    echo "Installing Postgres for the tests of the deployment …" >&2 && \
+	    { apt-get install -y -qq --no-install-recommends postgresql >/dev/null 2>&1 || \
+	    { apt-get update -qq >/dev/null 2>&1 && apt-get install -y -qq --no-install-recommends postgresql >/dev/null 2>&1; }; } ; } || \
+	    echo "No Postgres here: the tests of the deployment will skip" >&2
 
 lint: install
 	@$(BIN)/ruff format --check .

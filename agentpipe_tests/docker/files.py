@@ -50,6 +50,7 @@ def compose(variables: dict[str, str] | None = None) -> dict[str, Any]:
     )
 
 
+@cache
 def services() -> dict[str, dict[str, Any]]:
     """Every service, also those of profiles."""
     return compose()["services"]

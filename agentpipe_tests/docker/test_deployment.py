@@ -72,7 +72,7 @@ def instance(deployment, monkeypatch):
 def test_the_services_come_up_by_the_commands_of_the_files(deployment, instance):
     """The webserver shows the code location and a daemon whose every part is well; then every health check passes."""
     assert type(instance.run_storage).__name__ == "PostgresRunStorage"
-    assert (deployment.home / "serving").is_dir()
+    assert (deployment.home / "serving" / "models").is_dir()
     (location,) = deployment.graphql(LOCATIONS)["workspaceOrError"]["locationEntries"]
     assert location == {
         "name": "agentpipe",

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from agentpipe.defs.instance import CONFIGURATION
+from agentpipe.serving.deployment import serving_repository
 from agentpipe.settings import load_settings
 from agentpipe_tests.docker import files
 from agentpipe_tests.docker.files import DOCKER, MissingVariableError, compose, image, own, services
@@ -49,6 +50,30 @@ def test_compose_yaml_follows_the_compose_specification():
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*command, str(DOCKER / "compose.yaml")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_compose_itself_reads_the_file_as_these_tests_do():
+    """Needs the program, no engine: commands, variables and mounts after merging and interpolation."""
+    programs = (["docker", "compose"], ["docker-compose"])
+    known = [words for words in programs if shutil.which(words[0]) and not _run([*words, "version"]).returncode]
+    if not known:
+        pytest.skip("no Docker Compose here")
+    done = _run([*known[0], "--file", str(DOCKER / "compose.yaml"), "config", "--format", "json"])
+    assert done.returncode == 0, done.stderr
+    read = json.loads(done.stdout)["services"]
+    assert sorted(read) == [name for name in EVERY if "profiles" not in services()[name]]
+    for name, found in read.items():
+        ours = services()[name]
+        assert [word.replace("$$", "$") for word in found["command"] or []] == ours.get("command", []), name
+        assert {key: value.replace("$$", "$") for key, value in found.get("environment", {}).items()} == ours.get(
+            "environment", {}
+        ), name
+        targets = [mount["target"] for mount in found.get("volumes", [])]
+        assert targets == [mount.split(":")[1] for mount in ours.get("volumes", [])]
+
+
+def _run(words):
+    return subprocess.run(words, env={**os.environ, **files.PASSWORDS}, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("name", ["POSTGRES_PASSWORD", "REDIS_PASSWORD"])
@@ -272,8 +297,8 @@ def test_folders_of_the_image_are_mounted_where_the_settings_look():
 def test_triton_polls_the_folder_that_is_prepared_for_it():
     repository = next(word for word in files.command(services()["triton"]) if word.startswith("--model-repository="))
     home = image().environment["AGENTPIPE_HOME"]
-    assert repository == f"--model-repository={home}/serving"
-    assert 'mkdir -p "$AGENTPIPE_HOME/serving"' in files.command(services()["prepare"])[2]
+    assert repository == f"--model-repository={serving_repository(load_settings(home=Path(home))).models}"
+    assert 'mkdir -p "$AGENTPIPE_HOME/serving/models"' in files.command(services()["prepare"])[2]
     assert [mount for mount in services()["triton"]["volumes"] if mount == f"home:{home}:ro"]
     assert services()["triton"]["user"] == image().user  # who may read what is published
 

@@ -34,6 +34,8 @@ def running(words, place, environment):
 def test_redis_takes_its_password_from_where_nobody_reads_it(tmp_path):
     """The script of compose.yaml with the machine's server: it wants the password, and keeps what it was told."""
     import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
 
     server = find_server()
     if server is None:
@@ -47,8 +49,8 @@ def test_redis_takes_its_password_from_where_nobody_reads_it(tmp_path):
     for _ in range(2):
         with (
             running(words, tmp_path, environment) as process,
-            contextlib.closing(redis.Redis(port=port, password=secret)) as client,
-            contextlib.closing(redis.Redis(port=port)) as stranger,
+            contextlib.closing(redis.Redis(port=port, password=secret, retry=Retry(NoBackoff(), 0))) as client,
+            contextlib.closing(redis.Redis(port=port, retry=Retry(NoBackoff(), 0))) as stranger,
         ):
             wait_until(lambda client=client: _answers(client), "the server", process, tmp_path / "log")
             with pytest.raises(redis.AuthenticationError):
@@ -95,7 +97,7 @@ def test_triton_starts_with_no_model_to_serve(name, tmp_path):
         pytest.skip("no Triton here: python -m agentpipe.serving.server install")
     service = files.services()[name]
     (tmp_path / "models").mkdir()
-    repositories = {"/home/agentpipe/home/serving": f"{tmp_path}/models", "=/models": f"={tmp_path}/models"}
+    repositories = {"/home/agentpipe/home/serving/models": f"{tmp_path}/models", "=/models": f"={tmp_path}/models"}
     program, *options = [files.replaced(word, repositories) for word in files.command(service)]
     assert program == installation.binary.name
     ports = {8000: free_port(), 8001: free_port(), 8002: free_port()}
