@@ -33,12 +33,13 @@ from agentpipe.errors import LearningError
 from agentpipe.feedback.labelled import PLANNING
 from agentpipe.learning.anchor import Anchor, AnchoredGradient
 from agentpipe.learning.fused import VALUE
-from agentpipe.learning.labels import EXECUTE, critic_loss, label_loss, lessons
+from agentpipe.learning.labels import critic_loss, label_loss, lessons
 from agentpipe.learning.lineage import labels_digest
 from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.options import as_json, share_at
 from agentpipe.learning.package import PolicyPackage
 from agentpipe.learning.ppo import clip_gradients
+from agentpipe.learning.reach import EXECUTE, why_nothing
 from agentpipe.learning.rehearsal import Rehearsal
 from agentpipe.learning.replay import open_replay
 from agentpipe.learning.state import seed_of
@@ -158,7 +159,7 @@ def fine_tune(  # noqa: PLR0913 - one flat call, as train
         taught = lessons(feedback, rows, champion.network, weak_negative=weak, action_segment=segments)
         labels, useful = frozenset(taught.ids), taught.useful()
         if len(useful) == 0:
-            return NotTrained("nothing_to_move", f"none of {len(rows)} labels leaves anything to choose", new)
+            return NotTrained("nothing_to_move", why_nothing(feedback.take(rows), weak, segments), new)
         run = _Run(champion, taught.take(useful), recorded, options, workers, seed, segments)
         run.loop(validate, progress)
         looks = tuple(run.looks)

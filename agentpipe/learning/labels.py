@@ -59,6 +59,7 @@ from agentpipe.feedback.labelled import (
     WRONG,
     LabelledDecisions,
 )
+from agentpipe.learning.reach import beyond
 
 if TYPE_CHECKING:
     from agentpipe.learning.batch import Batch
@@ -66,8 +67,6 @@ if TYPE_CHECKING:
 
 NO_ERROR: Final = -1
 """where a label names no error type"""
-EXECUTE: Final = 3
-"""the execute segment, see :data:`~agentpipe.environments.layout.SEGMENTS`"""
 _ILLEGAL: Final = -1.0e9
 
 
@@ -138,8 +137,15 @@ def lessons(
     weight = part["confidence"] * np.where(part["verdict"] == NEEDS_IMPROVEMENT, np.float32(weak_negative), 1)
     route = np.where(correct, NO_ERROR, part["error_type"]).astype(np.int64)
     segment = action_segment[action].astype(np.int64)
-    forced = mask.sum(axis=1) == 1
-    nothing = forced | ((route == EXECUTION) & (segment != EXECUTE))
+    nothing = beyond(
+        mask=mask,
+        action=action,
+        verdict=part["verdict"],
+        error_type=part["error_type"],
+        confidence=part["confidence"],
+        weak_negative=weak_negative,
+        action_segment=action_segment,
+    ).any
     with torch.no_grad():
         encoded = network.encode(torch.from_numpy(part["observation"]), torch.from_numpy(part["time"]))
     return Lessons(

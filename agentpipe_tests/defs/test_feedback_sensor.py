@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
@@ -236,6 +237,62 @@ def test_without_a_champion_nothing_is_trained(tmp_path, instance: dg.DagsterIns
 def test_too_few_labels_say_how_many_there_are(loop: Loop) -> None:
     drop([*rows(LAST, labels=2), examples.decision("unlabelled", time=f"{LAST}T10:00:00Z")], loop.inbox, "a.jsonl")
     assert loop.settle() == f"{LAST}: 2 labelled decisions, 3 are needed"
+
+
+FORCED = "of a decision whose mask allows no other action"
+ELSEWHERE = "an execution error of an action outside the execute segment"
+ONE_WAY = {"mask": [False, True], "probabilities": [0, 1]}
+
+
+def taught(number: int, decided: dict[str, Any] | None = None, **said: Any) -> list[dict[str, Any]]:
+    """A decision of the last day and its label."""
+    name = f"t{number}"
+    decision = examples.decision(name, time=f"{LAST}T08:00:00Z", **(decided or {}))
+    return [decision, examples.label(f"label-{name}", decision_id=name, time=f"{LAST}T09:00:00Z", **said)]
+
+
+@pytest.mark.parametrize(
+    ("rows_of", "why"),
+    [
+        (
+            lambda number: taught(number, ONE_WAY),
+            f"4 {FORCED}",
+        ),
+        (
+            lambda number: taught(number, ONE_WAY, verdict="correct", error_type=None, corrected_action=None),
+            f"4 {FORCED}",
+        ),
+        (
+            lambda number: taught(number, error_type="execution"),
+            f"4 {ELSEWHERE}",
+        ),
+        (
+            lambda number: taught(number, ONE_WAY if number < 3 else None, error_type="execution"),
+            f"3 {FORCED}, 1 {ELSEWHERE}",
+        ),
+    ],
+)
+def test_labels_none_of_which_can_teach_anything_launched_a_run_that_failed(
+    loop: Loop, rows_of: Callable[[int], list[dict[str, Any]]], why: str
+) -> None:
+    drop([row for number in range(4) for row in rows_of(number)], loop.inbox, "a.jsonl")
+    assert loop.settle() == f"{LAST}: none of 4 new labels can teach anything: {why}"
+    assert loop.trained() == []
+    assert feedback_waits(loop.instance, loop.workspace, LAST) == ""
+    drop(taught(9), loop.inbox, "b.jsonl")  # one that can
+    loop.settle()
+    assert loop.trained() == [LAST.isoformat()]
+
+
+def test_without_a_weight_of_their_own_weak_negatives_teach_nothing(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop([row for number in range(4) for row in taught(number, verdict="needs_improvement")], loop.inbox, "a.jsonl")
+    loop.take_all()
+    monkeypatch.setenv("AGENTPIPE_FINETUNING__WEAK_NEGATIVE", "0")
+    assert loop.said() == f"{LAST}: none of 4 new labels can teach anything: 4 of weight zero"
+    monkeypatch.delenv("AGENTPIPE_FINETUNING__WEAK_NEGATIVE")
+    assert loop.asked() == [("candidate", candidate_key(LAST, "feedback"))]
 
 
 def test_an_empty_home_says_that_there_is_nothing(loop: Loop) -> None:

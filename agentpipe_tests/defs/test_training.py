@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentpipe.defs.learning import assets, training
-from agentpipe.defs.learning.training import make
+from agentpipe.defs.learning.training import NothingLearnedError, make
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.scene import Scene
 from agentpipe.defs.steps import Step
@@ -142,6 +142,15 @@ def test_a_feedback_candidate_that_learned_nothing_is_a_typed_error(stand: Stand
     with pytest.raises(LearningError, match=rf"nothing was learned from the labels of {DAY}: 3 new") as caught:
         stand.make("feedback")
     assert caught.value.where == {"reason": "too_few_labels"}
+    assert isinstance(caught.value, NothingLearnedError)
+
+
+def test_a_feedback_candidate_that_forgot_too_much_is_an_error_that_somebody_should_see(stand: Stand) -> None:
+    promote(stand.workspace, "first")
+    stand.tuning = NotTrained("forgetting", "validation fell from 0.9 to 0.8", 60)  # type: ignore[assignment]
+    with pytest.raises(LearningError, match="validation fell") as caught:
+        stand.make("feedback")
+    assert not isinstance(caught.value, NothingLearnedError)
 
 
 def test_without_a_champion_feedback_has_nothing_to_start_from(stand: Stand) -> None:

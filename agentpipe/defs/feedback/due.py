@@ -100,21 +100,31 @@ def standing(workspace: Workspace, day: dt.date) -> Standing:
     trained = workspace.references.find("policy_checkpoint", candidate_key(day, "feedback"))
     if trained is not None and trained.consumed.get("production_feedback") == state.digest:
         return idle("a candidate was trained on exactly these")
-    new = _new_labels(store(workspace), day, state.digest, workspace.root / current.package, current.digest)
+    weak = workspace.settings.finetuning.weak_negative
+    package = workspace.root / current.package
+    new, why_nothing = _new_labels(store(workspace), day, state.digest, package, current.digest, weak)
     if new < needed:
         return idle(f"{new} of {state.trainable} labelled decisions are new to the champion, {needed} are needed")
+    if why_nothing:
+        return idle(why_nothing)
     return Standing(day, "due", f"{new} new labelled decisions", state.digest)
 
 
 @functools.lru_cache(maxsize=128)
-def _new_labels(feedback: Path, day: dt.date, digest: str, package: Path, champion_digest: str) -> int:
-    """How many labels of a day the champion's lineage has not learned; counted once for each state of both."""
+def _new_labels(
+    feedback: Path, day: dt.date, digest: str, package: Path, champion_digest: str, weak_negative: float
+) -> tuple[int, str]:
+    """How many labels of a day the champion's lineage has not learned, and why none can teach anything, if so.
+
+    Counted once for each state of both.
+    """
     del digest, champion_digest
     from agentpipe.feedback.labelled import read_labelled
     from agentpipe.learning.lineage import trained_labels
+    from agentpipe.learning.reach import why_nothing
 
-    known = trained_labels(package)
-    return sum(label not in known for label in read_labelled(feedback, day).label_id)
+    new = read_labelled(feedback, day).without(trained_labels(package))
+    return len(new), why_nothing(new, weak_negative)
 
 
 def feedback_waits(instance: dg.DagsterInstance, workspace: Workspace, day: dt.date) -> str:

@@ -1,6 +1,6 @@
 """The policy: from random weights, near the champion, or from a day's labelled decisions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -8,46 +8,82 @@ import dagster as dg
 from agentpipe.defs.gates import check_result, figures
 from agentpipe.defs.graph import specification
 from agentpipe.defs.learning.checks import candidate_gates, training_specs
-from agentpipe.defs.learning.training import Made, make
+from agentpipe.defs.learning.training import Made, NothingLearnedError, make
 from agentpipe.defs.resources import Workspace
-from agentpipe.defs.steps import plot, step
+from agentpipe.defs.steps import Step, plot, step
+from agentpipe.errors import LearningError
 
 if TYPE_CHECKING:
     from agentpipe.learning.finetuning import FineTuned
     from agentpipe.learning.result import TrainingResult
 
 
-@dg.asset(**specification("policy_checkpoint"), check_specs=training_specs())
-def policy_checkpoint(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.MaterializeResult:
-    """One candidate policy, with everything needed to go on training.
+DESCRIPTION = """One candidate policy, with everything needed to go on training.
 
-    `manual` starts from random weights and a warm-up that clones an expert. `nightly` starts from the champion and is
-    held near it by KL(champion || policy), then learns the day's labelled decisions that no ancestor has learned.
-    `feedback` learns a day's labelled decisions only: a tenth of the learning rate, weighted by confidence and error
-    type, with rehearsal from the buffer and the same anchor. Each label trains once in a lineage; the package lists
-    them. Early stopping watches the validation split. An interrupted training goes on from its last checkpoint.
+`manual` starts from random weights and a warm-up that clones an expert. `nightly` starts from the champion and is
+held near it by KL(champion || policy), then learns the day's labelled decisions that no ancestor has learned.
+`feedback` learns a day's labelled decisions only: a tenth of the learning rate, weighted by confidence and error type,
+with rehearsal from the buffer and the same anchor; where they have nothing to teach, its run says why and ends without
+a candidate. Each label trains once in a lineage; the package lists them. Early stopping watches the validation split.
+An interrupted training goes on from its last checkpoint.
+"""
+SKIPPED_TAG = "agentpipe/skipped"
+"""Tag of a run that made no candidate, since there was nothing to learn; its value says why."""
+
+
+def _spec() -> dg.AssetSpec:
+    shape = specification("policy_checkpoint")
+    return dg.AssetSpec(shape.pop("name"), **shape, description=DESCRIPTION)
+
+
+# An asset with checks that may end with nothing to materialise: `dg.asset` cannot, since it demands its checks.
+@dg.multi_asset(name="policy_checkpoint", specs=[_spec()], check_specs=training_specs(), can_subset=True)
+def policy_checkpoint(context: dg.AssetExecutionContext, workspace: Workspace) -> Iterator[dg.MaterializeResult]:
+    """See the description.
+
+    Raises:
+        LearningError: only its checks are to be run; or what :func:`~agentpipe.defs.learning.training.make` raises.
     """
+    if not context.selected_asset_keys:
+        raise LearningError("its checks are judged with the training itself", remedy="materialise policy_checkpoint")
     with step(context, workspace) as work:
-        made = make(work)
-        package, provenance = made.package, made.package.provenance
-        gates = candidate_gates(made.trained, made.tuned, workspace.settings.gates)
-        return work.result(
-            data_version=package.digest,
-            path=made.path,
-            figures={
-                "parent": provenance.get("parent") or "none",
-                "behaviour_success": _behaviour_success(workspace, provenance["trajectories"]),
-                "simulator_version": package.simulator_version,
-                "table_version": provenance["table_version"],
-                "cells": len(provenance["trajectories"]),
-                "labels_of_lineage": len(package.labels),
-                **_trained(made.trained, workspace),
-                **_tuned(made),
-                "gates": figures(gates),
-            },
-            metadata=_shown(made, workspace),
-            checks=[check_result(judged) for judged in gates],
-        )
+        try:
+            result = _result(work, make(work))
+        except NothingLearnedError as error:
+            _say_why_not(context, error)
+            return
+    yield result
+
+
+def _result(work: Step, made: Made) -> dg.MaterializeResult:
+    workspace = work.workspace
+    package, provenance = made.package, made.package.provenance
+    gates = candidate_gates(made.trained, made.tuned, workspace.settings.gates)
+    return work.result(
+        data_version=package.digest,
+        path=made.path,
+        figures={
+            "parent": provenance.get("parent") or "none",
+            "behaviour_success": _behaviour_success(workspace, provenance["trajectories"]),
+            "simulator_version": package.simulator_version,
+            "table_version": provenance["table_version"],
+            "cells": len(provenance["trajectories"]),
+            "labels_of_lineage": len(package.labels),
+            **_trained(made.trained, workspace),
+            **_tuned(made),
+            "gates": figures(gates),
+        },
+        metadata=_shown(made, workspace),
+        checks=[check_result(judged) for judged in gates],
+    )
+
+
+def _say_why_not(context: dg.AssetExecutionContext, error: NothingLearnedError) -> None:
+    """In the run's log, with its tags, and with the asset."""
+    context.log.warning("no candidate: %s", error.message)
+    context.instance.add_run_tags(context.run.run_id, {SKIPPED_TAG: error.message[:250]})
+    told = {"skipped": error.message}
+    context.log_event(dg.AssetObservation(context.asset_key, partition=context.partition_key, metadata=told))
 
 
 def _trained(trained: "TrainingResult | None", workspace: Workspace) -> dict[str, Any]:

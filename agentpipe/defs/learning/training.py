@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from agentpipe.learning.result import TrainingResult
 
 
+class NothingLearnedError(LearningError):
+    """Raised when a day's labels have nothing to teach: there is no candidate, and nothing is wrong."""
+
+
 @dataclass(frozen=True)
 class Made:
     """A candidate, and how it came about."""
@@ -46,7 +50,8 @@ def make(work: Step) -> Made:
     """Makes the candidate of one partition, as its trigger asks.
 
     Raises:
-        LearningError: interrupted, or there is nothing for a feedback candidate to learn or to start from.
+        NothingLearnedError: there is nothing for a feedback candidate to learn.
+        LearningError: interrupted, or there is nothing for a feedback candidate to start from, or it forgot too much.
     """
     assert work.partition is not None
     day, trigger = split_candidate(work.partition)
@@ -112,7 +117,8 @@ def _from_labels(work: Step, day: dt.date, current: Champion | None) -> Made:
         raise LearningError("there is no champion yet that could learn from feedback", remedy="run agentpipe run first")
     tuned = _tune(work, day, PolicyPackage.load(work.workspace.root / current.package), current)
     if isinstance(tuned, NotTrained):
-        raise LearningError(f"nothing was learned from the labels of {day}: {tuned.explanation}", reason=tuned.reason)
+        error = LearningError if tuned.reason == "forgetting" else NothingLearnedError
+        raise error(f"nothing was learned from the labels of {day}: {tuned.explanation}", reason=tuned.reason)
     return Made(tuned.package, tuned.package_path, tuned=tuned)
 
 
