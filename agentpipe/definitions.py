@@ -22,6 +22,7 @@ from agentpipe.defs.learning.schedules import nightly_schedule
 from agentpipe.defs.learning.sensors import nightly_sensor
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.serving import assets as serving
+from agentpipe.defs.serving import server_check
 from agentpipe.defs.serving.jobs import approval
 from agentpipe.settings import load_settings
 
@@ -32,7 +33,7 @@ defs = dg.Definitions(
     assets=[
         *external_assets(),
         *dg.load_assets_from_modules(
-            [environments, experience, learning, evaluation, champion_evaluation, serving, feedback]
+            [environments, experience, learning, evaluation, champion_evaluation, serving, server_check, feedback]
         ),
     ],
     asset_checks=[environment_checks.generalisation_bound],

@@ -88,12 +88,16 @@ def rollback(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Brings an earlier champion back, as a new entry of the history; package and bundle are checked first."""
+    """Brings an earlier champion back, as a new entry of the history; package and bundle are checked first.
+
+    Production serves its bundle again.
+    """
     with reporting(as_json):
         from agentpipe.learning.promotion import roll_back
         from agentpipe.serving.verify import check_bundle
 
         entry = roll_back(_home(home), _target(to), who=who, reason=why, check_bundle=check_bundle)
+        _serve(home)
         _report_champion(entry, as_json)
 
 
@@ -121,13 +125,14 @@ def held(
 def approve(candidate: Candidate, who: Who = "", why: Why = "", home: Home = None, as_json: Json = False) -> None:
     """Makes a held candidate the champion, if the champion still is the one that it was compared with.
 
-    Its package and its bundle are checked first.
+    Its package and its bundle are checked first. Production serves the bundle.
     """
     with reporting(as_json):
         from agentpipe.learning.promotion import approve_candidate
         from agentpipe.serving.verify import check_bundle
 
         entry = approve_candidate(_home(home), candidate, who=who, reason=why, check_bundle=check_bundle)
+        _serve(home)
         _report_champion(entry, as_json)
 
 
@@ -158,6 +163,14 @@ def _home(home: Path | None) -> Path:
     from agentpipe.settings import load_settings
 
     return load_settings(home=home).home
+
+
+def _serve(home: Path | None) -> None:
+    """What production serves follows the champion."""
+    from agentpipe.serving.deployment import follow_champion
+    from agentpipe.settings import load_settings
+
+    follow_champion(load_settings(home=home))
 
 
 def _stores(home: Path | None) -> tuple[ChampionStore, HoldStore]:

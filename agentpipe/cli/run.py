@@ -155,6 +155,11 @@ def _show(content: dict[str, Any]) -> None:
     promotable = "promotable" if bundle["promotable"] else f"not promotable: {'; '.join(bundle['reasons'])}"
     typer.echo(f"Package: {content['package']['path']}")
     typer.echo(f"Bundle:  {bundle['path']} ({promotable})")
+    checked = bundle["server_check"]
+    if checked["status"] == "SKIPPED":
+        typer.echo(f"Server check: SKIPPED, so the bundle is not promoted - {checked['reason']}")
+    else:
+        typer.echo(f"Server check: {checked['status']} in {checked['server']}")
     typer.echo(f"Largest difference to the policy: {bundle['parity_max_abs_diff']:.1e}")
     attributed = content["attribution"].get("attributed")
     typer.echo(f"Failures attributed to a disturbance: {percent(attributed)}")

@@ -42,6 +42,13 @@ DESCRIPTIONS: dict[str, tuple[int, str]] = {
     "latency": (6, "One decision through ONNX Runtime is fast."),
     "operators": (6, "The exported graph holds no unsupported operator."),
     "parity": (6, "The exported graph and the policy give the same probabilities and values."),
+    "server_available": (6, "There is a real Triton to check the bundle in; without one the check is skipped."),
+    "server_loads": (6, "A real Triton takes the bundle."),
+    "server_configuration": (6, "It has the configuration that was sent."),
+    "server_values": (6, "Over HTTP and gRPC, 1, 7 and 64 rows in a request, it answers like the policy."),
+    "server_empty_mask": (6, "A row that allows no action gets action -1."),
+    "server_refusals": (6, "It refuses wrong shapes, dtypes and sizes."),
+    "server_batching": (6, "It computes the rows of concurrent clients together."),
 }
 """Check name → gate number and claim. Which asset carries it stands with the assets."""
 

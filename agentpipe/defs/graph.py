@@ -36,7 +36,7 @@ class Shape:
     partitions: dg.PartitionsDefinition[Any] | None = None
     code_version: str = "1"
     settings: tuple[str, ...] = ()
-    """Fields of the settings that change its content; ``*`` stands for all of them."""
+    """Fields of the settings that change its content; ``*`` stands for all that change results."""
     files: tuple[str, ...] = ()
     """Files of the data folder whose content it reads."""
 
@@ -133,8 +133,19 @@ SHAPES: dict[str, Shape] = {
         partitions=candidates,
         settings=("*",),
     ),
+    "bundle_server_check": Shape(
+        "deployment",
+        frozenset({"onnx"}),
+        {"triton_bundle": Take.SAME, "triton_server": Take.WHOLE},
+        partitions=candidates,
+    ),
     "publish": Shape(
-        "deployment", _python, {"triton_bundle": Take.SAME}, partitions=candidates, code_version="2", settings=("*",)
+        "deployment",
+        _python,
+        {"triton_bundle": Take.SAME, "bundle_server_check": Take.SAME},
+        partitions=candidates,
+        code_version="3",
+        settings=("*", "serving.skipped_check_allowed"),
     ),
     "champion_evaluation": Shape(
         "evaluation",
@@ -170,6 +181,11 @@ EXTERNAL: dict[str, External] = {
         "feedback",
         "Decisions of the running policy and what people said of them: files dropped into the home's inbox, or a Redis "
         "stream.",
+    ),
+    "triton_server": External(
+        "deployment",
+        "The Triton that bundles are checked in: the one at `AGENTPIPE_TRITON_URL`, else the one that "
+        "`agentpipe bundle install-triton` installs. Without one checks are skipped and nothing is promoted.",
     ),
     "champion": External(
         "deployment",

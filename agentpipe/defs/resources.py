@@ -194,6 +194,8 @@ class Workspace(dg.ConfigurableResource[Any]):
             return _source_table(self).cell_digests[partition]
         if name == "champion":
             return self.champion_digest()
+        if name == "triton_server":
+            return _server_version(settings)
         assert partition is not None
         return _feedback_version(self.root / "feedback", dt.date.fromisoformat(partition))
 
@@ -229,9 +231,9 @@ class Workspace(dg.ConfigurableResource[Any]):
         """Digest of the settings, and of the project's data files, that change the content of ``asset``."""
         names = SHAPES[asset].settings
         settings = self.settings
-        if "*" in names:
+        if names == ("*",):
             return settings.digest()
-        content = settings.model_dump(mode="json")
+        content = {**settings.model_dump(mode="json"), "*": settings.digest() if "*" in names else None}
         chosen = {name: functools.reduce(lambda part, key: part[key], name.split("."), content) for name in names}
         files = {name: _file_version(data_dir() / name) for name in SHAPES[asset].files}
         return digest_bytes(canonical_json({**chosen, **files}))
@@ -244,10 +246,15 @@ class Workspace(dg.ConfigurableResource[Any]):
         return digest_bytes(canonical_json(parts))
 
     def is_current(self, asset: str, partition: str | None) -> bool:
-        """True where the partition is materialised from what it would consume now, and its artefact is there."""
+        """True where the partition is materialised from what it would consume now, and its artefact is there.
+
+        A server check that was skipped is not finished where there is a server to try.
+        """
         found = self.references.find(asset, partition)
+        skipped = found is not None and found.figures.get("status") == "SKIPPED"
         return (
             found is not None
+            and not (skipped and self.source_version("triton_server", None) != NONE)
             and found.consumed == self.consumed(asset, partition)
             and MISSING not in found.data_version
             and found.configuration == self.configuration(asset)
@@ -259,6 +266,15 @@ class Workspace(dg.ConfigurableResource[Any]):
 def _file_version(path: Path) -> str:
     """Digest of a data file; a missing one is for the asset that reads it to refuse."""
     return digest_file(path) if path.is_file() else MISSING
+
+
+def _server_version(settings: Settings) -> str:
+    """Which Triton bundles are checked in: another address or another installation is another version."""
+    from agentpipe.serving.triton_install import installed_version
+
+    if settings.triton_url is not None:
+        return digest_bytes(canonical_json([settings.triton_url, settings.serving.triton_grpc]))
+    return installed_version() or NONE
 
 
 def _feedback_version(folder: Path, day: dt.date) -> str:

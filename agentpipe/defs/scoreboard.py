@@ -19,7 +19,9 @@ def document(outcome: Outcome, wall_seconds: float) -> dict[str, Any]:
         for asset in stage.assets
     }
     one = {asset: loaded[0] for asset, loaded in found.items()}
-    checkpoint, bundle = one["policy_checkpoint"], one["triton_bundle"]
+    checkpoint, bundle, checked = (
+        one[asset] for asset in ("policy_checkpoint", "triton_bundle", "bundle_server_check")
+    )
     return {
         "ok": True,
         "home": str(outcome.home),
@@ -41,6 +43,7 @@ def document(outcome: Outcome, wall_seconds: float) -> dict[str, Any]:
         "bundle": {
             **{name: value for name, value in bundle.figures.items() if name != "gates"},
             "path": str(outcome.home / bundle.path),
+            "server_check": {name: value for name, value in checked.figures.items() if name != "gates"},
         },
         "champion": one["publish"].figures,
         "runs": {"materialised": len(outcome.executed), "reused": len(outcome.reused)},

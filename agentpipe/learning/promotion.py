@@ -182,7 +182,7 @@ class HoldStore:
                 raise _decided(held, self._path(held.candidate))
             entry = _approval(held.candidate, self.champions.history())
             if entry is None:
-                figures = {**held.figures, "held_because": list(held.reasons)}
+                figures = {**held.figures, "bundle": held.bundle, "held_because": list(held.reasons)}
                 try:
                     entry = self.champions.promote(
                         held.candidate,

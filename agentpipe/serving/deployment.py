@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentpipe.errors import BundleError, InputError
+from agentpipe.errors import AgentpipeError, BundleError, InputError, ServingError
 from agentpipe.learning.promotion import champion_stores, signed
 from agentpipe.serving.check_records import check_once
 from agentpipe.serving.repository import SERVED, ServingRepository
@@ -57,6 +57,20 @@ def serve_champion(settings: Settings, *, replace: bool = False) -> Published | 
         return repository.publish(
             bundle, who=current.who, reason=reason, protect=protected(settings.home), replace=replace
         )
+
+
+def follow_champion(settings: Settings) -> Published | None:
+    """:func:`serve_champion` for who has just moved the champion: what goes wrong now is no reason to doubt that.
+
+    Raises:
+        ServingError: the champion has moved, but production does not serve it yet.
+    """
+    try:
+        return serve_champion(settings)
+    except AgentpipeError as error:
+        text = f"the champion has moved, but production does not serve it: {error.message}"
+        remedy = f"{error.remedy or 'mend that'}; then agentpipe bundle publish does the rest"
+        raise ServingError(text, **error.where, remedy=remedy) from error
 
 
 def champion_bundle(home: Path, current: Champion) -> tuple[Path, str]:

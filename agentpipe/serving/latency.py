@@ -57,6 +57,28 @@ def measure_latency(
     return LatencyReport(*_percentiles_ms(eager), *_percentiles_ms(served), repeats)
 
 
+def latency_table(bundle: Mapping[str, Any], server: Mapping[str, float]) -> str:
+    """One decision by each way of running the policy, in milliseconds, as a Markdown table.
+
+    Args:
+        bundle: ``latency_torch_p50_ms``, ``latency_torch_p99_ms``, ``latency_p50_ms``, ``latency_p99_ms``.
+        server: What a server check measured over gRPC; empty where there was none.
+    """
+    ways = [
+        ("torch, eager, in this process", bundle, "latency_torch"),
+        ("ONNX Runtime, in this process", bundle, "latency"),
+        ("Triton over gRPC, one client, which waits for company as long as the queue lets it", server, "1_client"),
+        ("Triton over gRPC, 16 clients", server, "16_clients"),
+    ]
+    rows = [
+        f"| {name} | {figures[f'{key}_p50_ms']:.3f} | {figures[f'{key}_p99_ms']:.3f} |"
+        for name, figures, key in ways
+        if f"{key}_p50_ms" in figures
+    ]
+    note = "torch.compile is left out: its first call takes some 20 s, for a network that ONNX Runtime runs faster."
+    return "\n".join(["| one decision | p50, ms | p99, ms |", "|---|---:|---:|", *rows, "", note])
+
+
 def _percentiles_ms(seconds: list[float]) -> tuple[float, float]:
     p50, p99 = np.percentile(seconds, (50, 99)) * 1e3
     return round(float(p50), 4), round(float(p99), 4)

@@ -60,6 +60,12 @@ def _folder(home: Path | None) -> Path:
     return triton_home(home) / f"{WHEEL.replace('==', '-')}-onnxruntime-{runtime}-python-{python}-{_LAYOUT}"
 
 
+def installed_version(home: Path | None = None) -> str | None:
+    """Name and versions of what is installed, or None where there is nothing."""
+    folder = _folder(home)
+    return folder.name if (folder / "complete").is_file() else None
+
+
 def find_triton(home: Path | None = None) -> TritonInstallation | None:
     """The installed server, or None where there is none for this Python and this ONNX Runtime."""
     folder = _folder(home)

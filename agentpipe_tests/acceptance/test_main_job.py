@@ -68,6 +68,8 @@ def test_the_document_says_everything(finished: tuple[Home, dict[str, Any]]) -> 
     assert Path(document["bundle"]["path"]).is_dir()
     assert document["bundle"]["parity_max_abs_diff"] <= 1e-5
     assert document["bundle"]["promotable"] is False
+    assert document["bundle"]["server_check"]["status"] in ("PASSED", "SKIPPED")
+    assert document["bundle"]["server_check"]["status"] == "PASSED" or document["bundle"]["server_check"]["reason"]
     assert document["champion"]["promoted"] is False
     assert set(document["seconds"]) >= {"disturbance_table", "policy_checkpoint", "triton_bundle"}
     assert document["ui"] == f"agentpipe ui --home {home.path}"
@@ -77,7 +79,7 @@ def test_a_finished_partition_is_not_repeated(finished: tuple[Home, dict[str, An
     home, first = finished
     code, again, _ = home.call("run")
     assert code == 0
-    assert again["runs"] == {"materialised": 0, "reused": 57}
+    assert again["runs"] == {"materialised": 0, "reused": 58}
     unchanged = {key: value for key, value in first.items() if key not in ("runs", "wall_seconds")}
     assert {key: value for key, value in again.items() if key not in ("runs", "wall_seconds")} == unchanged
 
@@ -239,7 +241,7 @@ def test_kill_leaves_nothing_half_done_and_the_next_run_goes_on(
     code, document, log = home.call("run")
     assert code == 0, log
     assert document["runs"]["reused"] >= 2 + 4 * 3
-    assert document["runs"]["materialised"] + document["runs"]["reused"] == 57
+    assert document["runs"]["materialised"] + document["runs"]["reused"] == 58
     with instance(home, monkeypatch) as found:
         counts = materialisations(found)
         statuses = Counter(run.status for run in found.get_runs())
@@ -342,6 +344,6 @@ def test_feedback_of_other_days_does_not_train_again(finished: tuple[Home, dict[
     shutil.copy(REPOSITORY / "data" / "feedback_sample.jsonl", inbox)
     code, document, log = home.call("run")
     assert code == 0, log
-    assert document["runs"] == {"materialised": 1, "reused": 56}
+    assert document["runs"] == {"materialised": 1, "reused": 57}
     assert not list(inbox.glob("*.jsonl"))
-    assert home.call("run")[1]["runs"] == {"materialised": 0, "reused": 57}
+    assert home.call("run")[1]["runs"] == {"materialised": 0, "reused": 58}

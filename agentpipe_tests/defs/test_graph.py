@@ -12,6 +12,7 @@ from agentpipe.defs.graph import SHAPES, Take
 from agentpipe.defs.jobs import STAGES
 
 GRAPH = """
+    bundle_server_check             deployment    day|trigger  <- triton_bundle, triton_server
     champion                        deployment    -            <- publish
     champion_evaluation             evaluation    -            <- champion, disturbance_table, line_profile
     disturbance_table               environments  cell         <- table_source
@@ -26,14 +27,22 @@ GRAPH = """
     policy_checkpoint               learning      day|trigger  <- observation_statistics, production_feedback, trajectories
     policy_drift                    evaluation    day|trigger  <- policy_checkpoint
     production_feedback             feedback      day          <- feedback_inbox
-    publish                         deployment    day|trigger  <- triton_bundle
+    publish                         deployment    day|trigger  <- bundle_server_check, triton_bundle
     table_source                    environments  cell         <-
     trajectories                    experience    cell         <- environment_catalog, environment_pool_health, line_profile
     triton_bundle                   deployment    day|trigger  <- failure_attribution, holdout_evaluation, policy_checkpoint, policy_drift
+    triton_server                   deployment    -            <-
     weekly_drift_report             evaluation    week         <- policy_drift, production_feedback
 """  # noqa: E501 - one asset, one line
 
 CHECKS = """
+    bundle_server_check      server_available       blocks
+    bundle_server_check      server_batching        blocks
+    bundle_server_check      server_configuration   blocks
+    bundle_server_check      server_empty_mask      blocks
+    bundle_server_check      server_loads           blocks
+    bundle_server_check      server_refusals        blocks
+    bundle_server_check      server_values          blocks
     environment_catalog      generalisation_bound   warns
     environment_pool_health  reset_p99              blocks
     environment_pool_health  slow_resets            blocks
@@ -62,14 +71,14 @@ CHECKS = """
 
 JOBS = """
     approval
-    candidate     failure_attribution, holdout_evaluation, policy_checkpoint, policy_drift, publish, triton_bundle
+    candidate     bundle_server_check, failure_attribution, holdout_evaluation, policy_checkpoint, policy_drift, publish, triton_bundle
     cell          disturbance_table, environment_pool_health, trajectories
     champion      champion_evaluation
     feedback_day  production_feedback
     line          environment_catalog, line_profile
     statistics    observation_statistics
     week          weekly_drift_report
-"""
+"""  # noqa: E501 - one job, one line
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from agentpipe.defs.serving.assets import publish, triton_bundle
 from agentpipe.errors import CorruptError, GateError
 from agentpipe.learning.champion import Champion, ChampionStore
 from agentpipe.learning.promotion import champion_stores
+from agentpipe.serving import deployment
 from agentpipe.storage import read_json, write_json
 
 D2 = "d2" * 32
@@ -33,6 +34,8 @@ def workspace(tmp_path) -> Workspace:
 def _intact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages and bundles are names only; whether they are whole is asked in ``test_intact.py``."""
     monkeypatch.setattr(promotion, "_check", lambda *_: None)
+    monkeypatch.setattr(deployment, "check_bundle", lambda *_: None)
+    monkeypatch.setattr(deployment, "serve_champion", lambda _: None)
 
 
 def leave(workspace: Workspace, asset: str, key: str, version: str, **figures: object) -> None:
@@ -72,6 +75,11 @@ def candidate(
         gates=[],
         package_bytes=7,
     )
+    checked(workspace, key)
+
+
+def checked(workspace: Workspace, key: str, status: str = "PASSED", **figures: object) -> None:
+    leave(workspace, "bundle_server_check", key, "c", **{"status": status, "reason": "", "gates": [], **figures})
 
 
 def materialise(asset: dg.AssetsDefinition, workspace: Workspace, key: str, instance: dg.DagsterInstance) -> None:
@@ -195,6 +203,38 @@ def test_what_is_not_promotable_says_why_and_changes_nothing(workspace: Workspac
     assert workspace.references.load("publish", KEY).figures["reason"] == "not promotable: it is a demo"
 
 
+def test_a_bundle_whose_server_check_was_skipped_needs_the_setting(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    candidate(workspace, KEY, "d1")
+    checked(workspace, KEY, "SKIPPED", reason="no Triton is installed here")
+    champions = ChampionStore(workspace.root / "champion")
+    (workspace.root / "triton_bundle" / "x").mkdir(parents=True)
+    with dg.DagsterInstance.ephemeral() as instance:
+        materialise(publish, workspace, KEY, instance)
+        figures = workspace.references.load("publish", KEY).figures
+        assert (figures["fate"], champions.current()) == ("refuse", None)
+        assert figures["reason"] == "not promotable: its server check was skipped: no Triton is installed here"
+        assert workspace.is_current("publish", KEY)
+        monkeypatch.setenv("AGENTPIPE_SERVING__SKIPPED_CHECK_ALLOWED", "true")
+        assert not workspace.is_current("publish", KEY)
+        materialise(publish, workspace, KEY, instance)
+    assert champions.current().digest == "d1"
+
+
+def test_a_bundle_that_failed_its_server_check_or_had_none_is_not_promoted(workspace: Workspace) -> None:
+    candidate(workspace, KEY, "d1")
+    checked(workspace, KEY, "FAILED", gates=[{**BAD, "name": "server_values", "gate": 6}])
+    with dg.DagsterInstance.ephemeral() as instance:
+        with pytest.raises(GateError, match=r"server_values \(gate 6\) failed"):
+            materialise(publish, workspace, KEY, instance)
+        checked(workspace, KEY)
+        leave(workspace, "triton_bundle", KEY, "another", gates=[], reasons=[], package_bytes=7)
+        with pytest.raises(GateError, match="the server check is of another bundle"):
+            materialise(publish, workspace, KEY, instance)
+    assert ChampionStore(workspace.root / "champion").current() is None
+
+
 def test_a_bundle_launched_by_hand_looks_at_the_gates_itself(workspace: Workspace) -> None:
     candidate(workspace, KEY, "d1", gate=BAD)
     with dg.DagsterInstance.ephemeral() as instance, pytest.raises(GateError, match=r"success \(gate 5\) failed"):
@@ -256,6 +296,8 @@ def test_a_champion_whose_partition_is_none_is_a_typed_error(workspace: Workspac
         ("triton_bundle", "reasons"),
         ("triton_bundle", "gates"),
         ("triton_bundle", "package_bytes"),
+        ("bundle_server_check", "status"),
+        ("bundle_server_check", "gates"),
     ],
 )
 def test_a_candidate_whose_references_lack_a_figure_is_a_typed_error(

@@ -87,7 +87,12 @@ def test_approval_makes_it_champion_with_who_and_why(stores):
         SIGNED["reason"],
         "packages/candidate-a",
     )
-    assert entry.figures == {"kl": 0.21, "success": 0.9, "held_because": ["drift 0.21 nats is above 0.15"]}
+    assert entry.figures == {
+        "kl": 0.21,
+        "success": 0.9,
+        "bundle": "bundles/candidate-a",
+        "held_because": ["drift 0.21 nats is above 0.15"],
+    }
     decision = holds.find("candidate-a").decision
     assert (decision.kind, decision.who, decision.at) == ("approved", "ann", entry.at)
     assert holds.waiting() == ()

@@ -9,7 +9,7 @@ from agentpipe.defs.graph import specification
 from agentpipe.defs.players import champion
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.serving.checks import bundle_specs
-from agentpipe.defs.serving.promotion import Candidate, settle
+from agentpipe.defs.serving.promotion import Candidate, serve_champion, settle
 from agentpipe.defs.sources import champion_events
 from agentpipe.defs.steps import markdown, rows, step
 from agentpipe.environments.parameters import CELLS
@@ -75,19 +75,22 @@ def _why_not(workspace: Workspace) -> list[str]:
 def publish(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.MaterializeResult:
     """Decides a candidate's fate: promoted, held for a person, refused, or to be trained again.
 
-    The first promotable bundle whose gates pass becomes the champion. Later ones play the same fresh episodes of the
-    held-out environments as the champion of now, paired by environment; one that is not worse overall, nor in any cell
-    beyond its limit, is promoted by compare-and-set. Drift above the limit holds it for a person: the job `approval`,
-    or `agentpipe champion approve`. An old partition never promotes past a later champion.
+    The first promotable bundle whose gates and server check pass becomes the champion. Later ones play the same fresh
+    episodes of the held-out environments as the champion of now, paired by environment; one that is not worse overall,
+    nor in any cell beyond its limit, is promoted by compare-and-set. Drift above the limit holds it for a person: the
+    job `approval`, or `agentpipe champion approve`. An old partition never promotes past a later champion. What
+    production serves follows the champion: its bundle appears in the serving repository as the next version.
     """
     with step(context, workspace) as work:
         assert work.partition is not None
         demand(workspace.references.load("triton_bundle", work.partition).figure("gates"), f"{work.partition} is out")
         candidate = Candidate.of(workspace, work.partition)
         settled = settle(work, candidate)
+        served = "nothing new"
         if settled.promoted:
             for event in champion_events(context.instance, workspace):
                 context.instance.report_runless_asset_event(event)
+            served = serve_champion(workspace)
         compared = settled.challenge
         return work.result(
             data_version=candidate.bundle.data_version,
@@ -99,6 +102,7 @@ def publish(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.Mater
                 "champion": settled.champion.digest if settled.champion else "none",
                 "bundle": candidate.bundle.path,
                 "drift": settled.drift,
+                "served": served,
             },
             metadata={
                 "champion_history": rows(_history(workspace)),

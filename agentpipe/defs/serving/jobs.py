@@ -6,6 +6,7 @@ import dagster as dg
 
 from agentpipe.defs.interrupted import mark_process
 from agentpipe.defs.resources import Workspace
+from agentpipe.defs.serving.promotion import serve_champion
 from agentpipe.defs.sources import champion_events
 
 
@@ -43,6 +44,7 @@ def decide(context: dg.OpExecutionContext, config: Decision, workspace: Workspac
     context.log.info("%s is champion %d", entry.digest[:12], entry.sequence)
     for event in champion_events(context.instance, workspace):
         context.instance.report_runless_asset_event(event)
+    context.log.info("production serves %s", serve_champion(workspace))
 
 
 @dg.job(

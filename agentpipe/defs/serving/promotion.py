@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentpipe.defs.drifting import drift_from
+from agentpipe.defs.gates import demand
 from agentpipe.defs.partitions import split_candidate
 from agentpipe.defs.players import champion, policy_player
 from agentpipe.defs.references import Reference
 from agentpipe.defs.scene import scene
 from agentpipe.defs.steps import Step
-from agentpipe.errors import CorruptError
+from agentpipe.errors import CorruptError, GateError
 
 if TYPE_CHECKING:
     from agentpipe.defs.resources import Workspace
@@ -36,22 +37,40 @@ class Candidate:
     parent: str | None
     bundle: Reference
     success: float
+    unchecked: tuple[str, ...] = ()
+    """why its bundle was not checked in a server, where that is needed"""
 
     @classmethod
     def of(cls, workspace: Workspace, partition: str) -> Candidate:
-        """From the references of its checkpoint, evaluation and bundle."""
+        """From the references of its checkpoint, evaluation, bundle and server check.
+
+        Raises:
+            GateError: the bundle failed its server check, or the check is of another bundle.
+        """
         references = workspace.references
         checkpoint = references.load("policy_checkpoint", partition)
         evaluation = references.load("holdout_evaluation", partition)
         parent = checkpoint.figure("parent")
+        bundle = references.load("triton_bundle", partition)
         return cls(
             partition,
             checkpoint.data_version,
             checkpoint.path,
             None if parent == "none" else parent,
-            references.load("triton_bundle", partition),
+            bundle,
             evaluation.figure("success"),
+            _unchecked(workspace, partition, bundle),
         )
+
+
+def _unchecked(workspace: Workspace, partition: str, bundle: Reference) -> tuple[str, ...]:
+    check = workspace.references.load("bundle_server_check", partition)
+    if check.consumed.get("triton_bundle") != bundle.data_version:
+        remedy = f"materialise bundle_server_check[{partition}]"
+        raise GateError(f"{partition}: the server check is of another bundle", remedy=remedy)
+    demand(check.figure("gates"), f"{partition} is out")
+    skipped = check.figure("status") == "SKIPPED" and not workspace.settings.serving.skipped_check_allowed
+    return (f"its server check was skipped: {check.figure('reason')}",) if skipped else ()
 
 
 @dataclass(frozen=True)
@@ -162,7 +181,7 @@ def _standing(workspace: Workspace, candidate: Candidate, history: tuple[Champio
         champion=None if current is None else current.digest,
         parent=candidate.parent,
         past_champions=frozenset(entry.digest for entry in history),
-        why_not_promotable=tuple(candidate.bundle.figure("reasons")),
+        why_not_promotable=(*candidate.bundle.figure("reasons"), *candidate.unchecked),
         rejected_by=rejected[0] if rejected else None,
         older_than_champion=_older(workspace, candidate, current),
         missing_labels=len(missing),
@@ -246,3 +265,11 @@ def _compared(challenge: Challenge) -> dict[str, Any]:
     found = {name: challenge.figures[name] for name in names}
     look = challenge.figures["look"]
     return {**found, "look": look["number"], "look_of_champion": look["of_champion"]}
+
+
+def serve_champion(workspace: Workspace) -> str:
+    """Makes production serve the champion's bundle; which version that is."""
+    from agentpipe.serving import deployment
+
+    found = deployment.follow_champion(workspace.settings)
+    return "nothing" if found is None else f"{found.model}/{found.version}"
