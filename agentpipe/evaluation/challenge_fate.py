@@ -49,7 +49,7 @@ class Standing:
     rejected_by: str | None = None
     """the person who rejected it, where it was held before"""
     older_than_champion: bool = False
-    """its partition (day, then the order within a day) lies before the champion's"""
+    """its partition lies before the champion's: by the day, and of one day the feedback before the night"""
     missing_labels: int = 0
     """labels that the champion's lineage was trained on and the candidate's was not"""
     compared_with: str | None = None

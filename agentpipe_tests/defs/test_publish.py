@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import dagster as dg
 import pytest
@@ -193,6 +194,56 @@ def test_running_an_old_partition_again_never_promotes_past_the_champion(workspa
             candidate(workspace, key, digest)
             materialise(publish, workspace, key, instance)
     assert [entry.digest for entry in ChampionStore(workspace.root / "champion").history()] == ["d1"]
+
+
+@pytest.mark.parametrize(
+    ("champion", "again", "parent", "labels", "fate"),
+    [
+        # of an earlier day, whatever it learned; amended feedback begins from the champion
+        ("2026-11-03|nightly", "2026-11-02|feedback", "d0", {"a", "b"}, "refuse"),
+        ("2026-11-03|nightly", "2026-11-02|nightly", "d1", {"a", "b"}, "refuse"),
+        ("2026-11-03|nightly", "2026-11-02|manual", "d1", {"a", "b"}, "refuse"),
+        ("2026-11-03|nightly", "2026-11-02|feedback", "d1", {"a", "b"}, "promote"),
+        # of the same day: the night waits for the feedback and learns the same labels
+        ("2026-11-03|nightly", "2026-11-03|feedback", "d0", {"a"}, "refuse"),
+        ("2026-11-03|nightly", "2026-11-03|feedback", "d0", {"a", "b"}, "promote"),
+        ("2026-11-03|nightly", "2026-11-03|feedback", "d0", {"b"}, "retrain"),
+        ("2026-11-03|nightly", "2026-11-03|feedback", "d1", {"a"}, "promote"),
+        ("2026-11-03|feedback", "2026-11-03|nightly", "d0", {"a"}, "promote"),
+        ("2026-11-03|nightly", "2026-11-03|manual", "d0", {"a"}, "promote"),
+        ("2026-11-03|manual", "2026-11-03|feedback", "d0", {"a"}, "promote"),
+        ("2026-11-03|nightly", "2026-11-03|nightly", "d1", {"a"}, "promote"),
+        # of a later day
+        ("2026-11-03|nightly", "2026-11-04|feedback", "d0", {"a"}, "promote"),
+    ],
+)
+def test_an_old_partition_run_again_never_promotes_past_a_later_champion(
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    champion: str,
+    again: str,
+    parent: str,
+    labels: set[str],
+    fate: str,
+) -> None:
+    """The champion ``d1`` has learned the label ``a``; the other one is better in every comparison."""
+    monkeypatch.setattr(promotion, "_compare", lambda *_: Compared("PROMOTE"))
+    monkeypatch.setattr(promotion, "_drift", lambda *_: "OK")
+    with dg.DagsterInstance.ephemeral() as instance:
+        candidate(workspace, champion, "d1")
+        package(workspace, frozenset({"a"}))
+        materialise(publish, workspace, champion, instance)
+        learned = workspace.root / "policy_checkpoint" / "x"
+        learned.rename(learned.with_name("first"))
+        pointer = workspace.root / "champion" / "champion.json"
+        write_json(pointer, json.loads(pointer.read_text().replace("policy_checkpoint/x", "policy_checkpoint/first")))
+        candidate(workspace, again, D2, parent=parent)
+        package(workspace, frozenset(labels))
+        materialise(publish, workspace, again, instance)
+    assert workspace.references.load("publish", again).figures["fate"] == fate
+    current = ChampionStore(workspace.root / "champion").current()
+    assert current is not None
+    assert current.digest == (D2 if fate == "promote" else "d1")
 
 
 def test_what_is_not_promotable_says_why_and_changes_nothing(workspace: Workspace) -> None:

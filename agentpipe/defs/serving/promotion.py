@@ -171,9 +171,11 @@ def _standing(workspace: Workspace, candidate: Candidate, history: tuple[Champio
     from agentpipe.learning.promotion import REJECTED, champion_stores
 
     current = history[-1] if history else None
-    missing: frozenset[str] = frozenset()
+    theirs: frozenset[str] = frozenset()
+    own: frozenset[str] = frozenset()
     if current is not None and current.digest != candidate.digest:
-        missing = trained_labels(workspace.root / current.package) - trained_labels(workspace.root / candidate.package)
+        theirs = trained_labels(workspace.root / current.package)
+        own = trained_labels(workspace.root / candidate.package)
     held = [held for held in champion_stores(workspace.root)[1].all() if held.candidate == candidate.digest]
     rejected = [one.decision.who for one in held if one.decision is not None and one.decision.kind == REJECTED]
     return Standing(
@@ -183,25 +185,30 @@ def _standing(workspace: Workspace, candidate: Candidate, history: tuple[Champio
         past_champions=frozenset(entry.digest for entry in history),
         why_not_promotable=(*candidate.bundle.figure("reasons"), *candidate.unchecked),
         rejected_by=rejected[0] if rejected else None,
-        older_than_champion=_older(workspace, candidate, current),
-        missing_labels=len(missing),
+        older_than_champion=_older(workspace, candidate, current, learned_more=not own <= theirs),
+        missing_labels=len(theirs - own),
     )
 
 
-def _older(workspace: Workspace, candidate: Candidate, current: Champion | None) -> bool:
-    """An old partition run again; amended feedback of an earlier day that begins from the champion of now is none."""
+def _older(workspace: Workspace, candidate: Candidate, current: Champion | None, *, learned_more: bool) -> bool:
+    """An old partition run again: of an earlier day, or of the same day, whose night comes after its feedback.
+
+    Amended feedback that begins from the champion of now is none. Nor is a candidate of the same day that learned what
+    the champion has not (``learned_more``): it lost a race, and is compared. By hand there is no order within a day.
+    """
     partition = current.figures.get("partition") if current else None
     if current is None or partition is None:
         return False
     day, trigger = split_candidate(candidate.partition)
     try:
-        promoted = split_candidate(partition)[0]
+        promoted, promoted_by = split_candidate(partition)
     except ValueError as error:
         file, remedy = workspace.root / "champion" / "champion.json", "restore champion.json from a backup"
         text = f"not a champion: its partition {partition!r} begins with no day"
         raise CorruptError(text, file=file, field="partition", remedy=remedy) from error
-    amended = trigger == "feedback" and candidate.parent == current.digest
-    return day < promoted and not amended
+    if trigger == "feedback" and candidate.parent == current.digest:
+        return False
+    return day < promoted or ((day, trigger, promoted_by) == (promoted, "feedback", "nightly") and not learned_more)
 
 
 def _compare(work: Step, candidate: Candidate, current: Champion) -> Challenge:
