@@ -8,9 +8,10 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from agentpipe.feedback.index import CURRENT, ORPHAN, SUPERSEDED
-from agentpipe.feedback.schema import ERROR_TYPES, VERDICTS
+from agentpipe.feedback.schema import ERROR_TYPES, VERDICTS, ErrorType, Verdict
 from agentpipe.storage import canonical_json, digest_bytes
 
 if TYPE_CHECKING:
@@ -35,6 +36,19 @@ UPDATE decisions SET labelled = 1
 WHERE labelled = 0 AND id IN (SELECT id FROM touched) AND EXISTS (SELECT 1 FROM labels WHERE decision = decisions.id)
 RETURNING day
 """
+
+
+class FiguresOfLabels(BaseModel):
+    """What is kept of a day's labels, beside the counts of its decisions; read strictly, since it may be damaged."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    digest: str = Field(pattern="^[0-9a-f]{64}$")
+    labels: NonNegativeInt
+    orphans: NonNegativeInt
+    current: NonNegativeInt
+    superseded: NonNegativeInt
+    verdicts: dict[Verdict, NonNegativeInt]
+    error_types: dict[ErrorType, NonNegativeInt]
 
 
 class Figures:

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agentpipe.errors import CorruptError
-from agentpipe.feedback.index import CURRENT, reading
+from agentpipe.feedback.damage import REMEDY
+from agentpipe.feedback.index import CURRENT, index_path, reading
 from agentpipe.feedback.schema import day_number, utc_day
 from agentpipe.feedback.store import decisions_of
 from agentpipe.storage import canonical_json, digest_bytes
@@ -116,10 +117,13 @@ def read_labelled(store: Path, day: dt.date) -> LabelledDecisions:
     the same decision supersedes, also one of a later day.
 
     Raises:
-        CorruptError: a part is missing or damaged, or lacks a decision that the index has.
+        CorruptError: the index or a part is missing or damaged, or a part lacks a decision that the index has.
     """
     with reading(store) as connection:
         rows = connection.execute(_QUERY, (day_number(day),)).fetchall() if connection else []
+        if not all(map(_makes_sense, rows)):
+            message = "labels of a day are damaged"
+            raise CorruptError(message, file=index_path(store), day=day.isoformat(), remedy=REMEDY)
     labels, decisions, verdict, error, confidence, corrected, of_day = zip(*rows, strict=True) if rows else ((),) * 7
     found = _decisions(store, sorted(set(of_day)), decisions)
     mask = _matrix(found, "mask", np.bool_)
@@ -138,6 +142,22 @@ def read_labelled(store: Path, day: dt.date) -> LabelledDecisions:
         error_type=np.array(error, dtype=np.int8),
         confidence=np.array(confidence, dtype=np.float32),
         corrected_action=_permitted(np.array(corrected, dtype=np.int64), mask),
+    )
+
+
+def _makes_sense(row: tuple[Any, ...]) -> bool:
+    """False for what no intake writes: it would train on it."""
+    label, decision, verdict, error, confidence, corrected, day = row
+    return (
+        isinstance(label, str)
+        and isinstance(decision, str)
+        and verdict in (CORRECT, WRONG, NEEDS_IMPROVEMENT)
+        and error in (-1, PERCEPTION, PLANNING, EXECUTION)
+        and isinstance(confidence, float)
+        and 0 < confidence <= 1
+        and isinstance(corrected, int)
+        and -1 <= corrected < 2**31
+        and isinstance(day, int)
     )
 
 

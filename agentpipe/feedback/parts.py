@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentpipe.errors import CorruptError
+from agentpipe.feedback.index import check_parts
 from agentpipe.feedback.schema import KEY, TABLES, utc_day
 from agentpipe.storage import typed_os_errors
 
@@ -127,13 +128,21 @@ def parts_of(connection: sqlite3.Connection, day: int, kind: str) -> list[int]:
 
 
 def sweep(connection: sqlite3.Connection, store: Path) -> None:
-    """Removes files that no committed intake names: what a killed writer left. Call with the index held."""
+    """Removes files that no committed intake names: what a killed writer left. Call with the index held.
+
+    Raises:
+        CorruptError: the index is damaged, and may have named them; nothing was removed then.
+        StoreError: they may not be removed.
+    """
     named = {
         part_path(store, day, kind, number)
         for number, day, kind in connection.execute("SELECT number, day, kind FROM parts")
     }
-    for path in (*store.glob("*/*.parquet"), *store.glob("*/.staging-*")):
-        if path not in named:
+    with typed_os_errors(store):
+        left = {path for path in (*store.glob("*/*.parquet"), *store.glob("*/.staging-*")) if path not in named}
+        if any(path.suffix == ".parquet" for path in left):
+            check_parts(connection, store)
+        for path in sorted(left):
             path.unlink(missing_ok=True)
 
 

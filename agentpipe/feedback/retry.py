@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING, Final
 
 from agentpipe.feedback.csvfile import row_of_cells
 from agentpipe.feedback.intake import Intake, committing
 from agentpipe.feedback.rows import FaultError, load_object, read_row
+from agentpipe.feedback.store import unpacked
 from agentpipe.feedback.stream import is_stream
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _rows(batch: Batch, numbers: list[int]) -> Iterator[tuple[int, Row | Refused
     for number, source, line, raw, name, digest in _fetch(batch.connection, numbers):
         batch.source(digest, name)
         batch.again[source, line] = number
-        yield source, _parsed(zlib.decompress(raw), line, name, digest)
+        yield source, _parsed(unpacked(raw, number, batch.store), line, name, digest)
 
 
 def _fetch(connection: sqlite3.Connection, numbers: list[int]) -> list[tuple[int, int, int | str, bytes, str, str]]:

@@ -77,7 +77,7 @@ def worst_first(store: Path, *, limit: int, of_days: Iterable[dt.date] | None = 
     open_days = [day for day in wanted if day_state(store, day).unlabelled]
     with reading(store) as connection:
         rows = connection.execute("SELECT DISTINCT decision FROM labels").fetchall() if connection else []
-    labelled = pa.array([identifier for (identifier,) in rows], type=pa.string())
+        labelled = pa.array([identifier for (identifier,) in rows], type=pa.string())
     worst: list[tuple[tuple[bool, float, str], Unlabelled]] = []
     for table in decisions_of(store, open_days, _COLUMNS):
         left = table.filter(pc.invert(pc.is_in(table.column("decision_id"), value_set=labelled)))

@@ -9,17 +9,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import zlib
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import ValidationError
 
 from agentpipe.errors import CorruptError
-from agentpipe.feedback.figures import EMPTY
-from agentpipe.feedback.index import reading
+from agentpipe.feedback.damage import REMEDY
+from agentpipe.feedback.figures import EMPTY, FiguresOfLabels
+from agentpipe.feedback.index import index_path, reading
 from agentpipe.feedback.parts import part_path, parts_of, read_part
 from agentpipe.feedback.schema import KEY, TABLES, day_number, utc_day
 
@@ -77,31 +78,46 @@ class Quarantined(NamedTuple):
 
 
 def days(store: Path) -> list[dt.date]:
-    """Every UTC day that has a row, ascending."""
+    """Every UTC day that has a row, ascending.
+
+    Raises:
+        CorruptError: the index is damaged or lost.
+    """
     with reading(store) as connection:
         found = connection.execute("SELECT day FROM days ORDER BY day") if connection else ()
         return [utc_day(number) for (number,) in found]
 
 
 def day_state(store: Path, day: dt.date) -> DayState:
-    """What ``day`` amounts to; a day without rows has zeros and always the same digest."""
+    """What ``day`` amounts to; a day without rows has zeros and always the same digest.
+
+    Raises:
+        CorruptError: the index is damaged or lost.
+    """
     query = "SELECT decisions, labelled, figures FROM days WHERE day = ?"
     with reading(store) as connection:
         found = connection.execute(query, (day_number(day),)).fetchone() if connection else None
     if found is None:
         return DayState(day.isoformat(), EMPTY, 0, 0, 0, 0, 0, 0, {}, {})
-    figures = json.loads(found[2])
+    decisions, labelled, text = found
+    try:
+        figures, sound = FiguresOfLabels.model_validate_json(text), 0 <= labelled <= decisions
+    except (ValidationError, TypeError):
+        sound = False
+    if not sound:
+        message = "the figures of a day are damaged"
+        raise CorruptError(message, file=index_path(store), day=day.isoformat(), remedy=REMEDY)
     return DayState(
         day=day.isoformat(),
-        digest=figures["digest"],
-        decisions=found[0],
-        labels=figures["labels"],
-        labelled=found[1],
-        trainable=figures["current"],
-        superseded=figures["superseded"],
-        orphans=figures["orphans"],
-        verdicts=figures["verdicts"],
-        error_types=figures["error_types"],
+        digest=figures.digest,
+        decisions=decisions,
+        labels=figures.labels,
+        labelled=labelled,
+        trainable=figures.current,
+        superseded=figures.superseded,
+        orphans=figures.orphans,
+        verdicts={str(name): count for name, count in figures.verdicts.items()},
+        error_types={str(name): count for name, count in figures.error_types.items()},
     )
 
 
@@ -182,6 +198,9 @@ def quarantined(
         reason: Only with this reason.
         numbers: Only these; all where empty.
         limit: At most so many.
+
+    Raises:
+        CorruptError: the index is damaged or lost.
     """
     keep: Callable[[int], bool] = set(numbers).__contains__ if numbers else lambda _: True
     found: list[Quarantined] = []
@@ -194,5 +213,18 @@ def quarantined(
             if limit is not None and len(found) >= limit:
                 break
             if keep(row[0]):
-                found.append(Quarantined._make([*row[:-1], zlib.decompress(row[-1])]))
+                found.append(Quarantined._make([*row[:-1], unpacked(row[-1], row[0], store)]))
     return found
+
+
+def unpacked(packed: bytes, number: int, store: Path) -> bytes:
+    """The row of an entry in quarantine as it came.
+
+    Raises:
+        CorruptError: damaged.
+    """
+    try:
+        return zlib.decompress(packed)
+    except (zlib.error, TypeError) as error:
+        message = "a row in quarantine is damaged"
+        raise CorruptError(message, file=index_path(store), entry=number, remedy=REMEDY) from error

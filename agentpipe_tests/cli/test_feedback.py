@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
+import sqlite3
 
 import pytest
 from typer.testing import CliRunner
@@ -197,6 +199,16 @@ def test_a_held_home_is_said_and_nothing_is_taken(feedback, tmp_path):
     with home_lock(tmp_path / "home", "a test"):
         assert feedback("take", "--json", ok=False)["error"]["type"] == "LockHeldError"
         assert feedback("status", "--json")["days"] == []
+
+
+@pytest.mark.parametrize("statement", ["UPDATE days SET figures = 'garbage'", "UPDATE days SET day = day + 4000000"])
+@pytest.mark.parametrize("command", ["status", "label"])
+def test_a_damaged_index_is_a_typed_error(taken, statement, command):
+    path = taken.inbox.parent / "store" / "index.sqlite3"
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(statement)
+    error = taken(command, "--json", ok=False)["error"]
+    assert (error["type"], error["where"]["file"]) == ("CorruptError", str(path))
 
 
 def test_labels_are_asked_for_as_a_sheet_and_taken_once(taken, tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import sqlite3
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from agentpipe.defs.feedback.due import FEEDBACK_TAG, feedback_waits, store
 from agentpipe.defs.feedback.sensors import ATTEMPTS, INTAKE_TAG, feedback_sensor
 from agentpipe.defs.partitions import candidate_key, last_closed_day
 from agentpipe.defs.resources import Workspace
+from agentpipe.feedback.index import index_path
 from agentpipe.feedback.intake import take_in
 from agentpipe.feedback.store import day_state, days
 from agentpipe.settings import ScheduleSettings
@@ -373,15 +376,20 @@ def test_labels_that_are_too_late_for_their_day_train_nothing(loop: Loop, monkey
     assert loop.said() == "no feedback of a day that is over"
 
 
-@pytest.mark.parametrize("damaged", ["index.sqlite", "champion"])
+@pytest.mark.parametrize("damaged", ["index.sqlite", "figures", "page", "champion"])
 def test_a_damaged_store_says_so_and_is_not_taken_for_no_feedback(loop: Loop, damaged: str) -> None:
     drop(rows(LAST), loop.inbox, "a.jsonl")
     loop.take_all()
     if damaged == "champion":
         (loop.workspace.root / "champion" / "champion.json").write_text("{")
+    elif damaged == "figures":
+        with contextlib.closing(sqlite3.connect(index_path(store(loop.workspace)))) as connection, connection:
+            connection.execute("UPDATE days SET figures = '{\"digest\": 1'")
     else:
         [index] = store(loop.workspace).glob("*.sqlite*")
-        index.write_bytes(b"not a database, whatever its name says" * 100)
+        whole = index.read_bytes()
+        noise = b"not a database, whatever its name says" * 100
+        index.write_bytes(noise if damaged == "index.sqlite" else whole[:4096] + bytes(len(whole) - 4096))
     assert loop.said().startswith("the feedback cannot be judged: ")
 
 
