@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +15,7 @@ from agentpipe.progress import Progress, silent
 from agentpipe.serving import layout
 from agentpipe.serving.export import ExportReport, export_policy
 from agentpipe.serving.latency import LatencyReport, measure_latency
+from agentpipe.serving.optimised import OptimisedGraph, optimise
 from agentpipe.serving.parity import ParityReport, check_parity, synthetic_inputs
 from agentpipe.serving.reference import reference_inputs, write_reference
 from agentpipe.serving.signature import Signature, policy_signature
@@ -45,6 +46,8 @@ class Bundle:
     export: ExportReport
     parity: ParityReport
     latency: LatencyReport
+    optimised: OptimisedGraph = field(default_factory=OptimisedGraph)
+    """what ONNX Runtime made of the graph where the bundle was built; empty in bundles of before that was kept"""
 
     def figures(self) -> dict[str, Any]:
         """What a person wants at a glance, as a flat JSON object."""
@@ -57,6 +60,9 @@ class Bundle:
             "package_bytes": self.package_bytes,
             "onnx_opset": self.export.opset,
             "unsupported_operators": list(self.export.unsupported),
+            "nodes_exported": sum(self.export.operators.values()),
+            "nodes_optimised": sum(self.optimised.operators.values()),
+            "fused_operators": self.optimised.fused,
             "parity_max_abs_diff": self.parity.max_abs_probability,
             "parity_value_max_rel_diff": self.parity.max_relative_value,
             "parity_rows": self.parity.rows,
@@ -189,7 +195,12 @@ def _draft(
     package_bytes = sum(path.stat().st_size for path in files)
     write_json(draft / layout.PROVENANCE, _provenance(package, package_bytes, compared_on, export, plan))
     measured_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    figures = {"measured_at": measured_at, "latency": latency.to_json(), "parity": parity.to_json()}
+    figures = {
+        "measured_at": measured_at,
+        "latency": latency.to_json(),
+        "parity": parity.to_json(),
+        "optimised": optimise(graph).to_json(),
+    }
     write_json(draft / layout.MEASUREMENTS, figures)
     hashes = layout.hash_files(draft)
     write_bytes(draft / layout.SUMS, layout.sums_text(hashes))
@@ -259,4 +270,5 @@ def open_bundle(path: Path) -> Bundle:
         ),
         parity=ParityReport.from_json(measurements["parity"]),
         latency=LatencyReport.from_json(measurements["latency"]),
+        optimised=OptimisedGraph(**measurements.get("optimised", {})),
     )

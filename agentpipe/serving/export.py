@@ -22,11 +22,18 @@ if TYPE_CHECKING:
     from agentpipe.serving.signature import Signature
 
 OPSET: Final = 20
+ATTENTION_OPSET: Final = 23
+"""the first opset in which attention is one operator; used for networks that attend, and by no others"""
+_ATTENTION: Final = "scaled_dot_product_attention"
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was exported. ``unsupported`` lists operators outside the ONNX standard (none in a bundle)."""
+    """What was exported.
+
+    ``opset`` is 20, or 23 for a network with attention. ``unsupported`` lists operators outside the ONNX standard (none
+    in a bundle).
+    """
 
     path: Path
     opset: int
@@ -56,21 +63,26 @@ def export_policy(module: torch.nn.Module, path: Path, signature: Signature) -> 
         signature: Names and sizes; vectors become columns ``[N, 1]`` in the graph, since a Triton row has no rank 0.
 
     Only constant folding is done here; fusions for one kind of processor are left to the runtime that loads the graph.
-    Equal weights give equal bytes.
+    LayerNorm is one operator, and so is attention where torch's scaled_dot_product_attention computes it: written out
+    in its parts no runtime puts it together again. Equal weights give equal bytes.
 
     Raises:
         BundleError: an operator cannot be exported, or the graph is not valid ONNX.
     """
-    model = _to_onnx(module, signature)
+    model = _to_onnx(module, signature, OPSET)
+    # The exporter names values after the operators of torch that give them.
+    if any(_ATTENTION in str(node.output) for node in _nodes(model)):
+        model = _to_onnx(module, signature, ATTENTION_OPSET)
     _strip(model)
     _check(model, path)
     data = model.SerializeToString(deterministic=True)
     write_bytes(path, data)
     operators = dict(sorted(Counter(node.op_type for node in _nodes(model)).items()))
-    return ExportReport(path, OPSET, operators, unsupported_operators(model), len(data), digest_bytes(data))
+    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    return ExportReport(path, opset, operators, unsupported_operators(model), len(data), digest_bytes(data))
 
 
-def _to_onnx(module: torch.nn.Module, signature: Signature) -> onnx.ModelProto:
+def _to_onnx(module: torch.nn.Module, signature: Signature, opset: int) -> onnx.ModelProto:
     import torch
 
     class Served(torch.nn.Module):
@@ -95,7 +107,7 @@ def _to_onnx(module: torch.nn.Module, signature: Signature) -> onnx.ModelProto:
                 Served(module).eval(),
                 example,
                 dynamo=True,
-                opset_version=OPSET,
+                opset_version=opset,
                 external_data=False,
                 input_names=[spec.name for spec in signature.inputs],
                 output_names=[spec.name for spec in signature.outputs],

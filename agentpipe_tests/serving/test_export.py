@@ -12,6 +12,7 @@ from agentpipe.errors import BundleError, ParityError, ServingError
 from agentpipe.serving.export import export_policy, unsupported_operators
 from agentpipe.serving.inputs import PolicyInputs
 from agentpipe.serving.latency import measure_latency
+from agentpipe.serving.optimised import operator_table, optimise
 from agentpipe.serving.parity import check_parity, compare, parity_cases, synthetic_inputs
 from agentpipe.serving.runtime import open_session, run_module, run_session
 from agentpipe.serving.signature import policy_signature
@@ -203,3 +204,47 @@ def test_inputs_of_unequal_length_or_wrong_type_are_refused():
         PolicyInputs(good.observation, good.last_action, good.time.astype(np.float64), good.mask)
     with pytest.raises(ServingError, match="mask is"):
         PolicyInputs(good.observation, good.last_action, good.time, good.mask[:2])
+
+
+class Attending(torch.nn.Module):
+    """Eight tokens of four features that attend to one another once, between two LayerNorms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.token, self.before, self.after = torch.nn.Linear(4, 64), torch.nn.LayerNorm(64), torch.nn.LayerNorm(64)
+        self.query, self.key, self.value, self.mix = (torch.nn.Linear(64, 64) for _ in range(4))
+        self.feed, self.actor, self.critic = torch.nn.Linear(64, 64), torch.nn.Linear(64, 4), torch.nn.Linear(64, 1)
+
+    def forward(self, observation, last_action, time, mask):
+        x = self.token(observation.clamp(-8, 8).reshape(-1, 8, 4))
+        h = self.before(x)
+        q, k, v = (layer(h).reshape(-1, 8, 4, 16).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, 8, 64)
+        h = torch.nn.functional.gelu(self.feed(self.after(x + self.mix(attended)))).mean(1)
+        p = self.actor(h).masked_fill(~mask, -1e9).softmax(-1) * mask
+        return torch.where(mask.any(-1), p.argmax(-1), -1), p, self.critic(h).squeeze(-1)
+
+
+def test_attention_and_layer_norm_are_one_operator_each_and_the_graph_decides_alike(tmp_path):
+    module = Attending().eval()
+    report = export_policy(module, tmp_path / "model.onnx", policy_signature(32, 4))
+    assert report.opset == 23
+    assert report.unsupported == ()
+    assert (report.operators["Attention"], report.operators["LayerNormalization"]) == (1, 2)
+    optimised = optimise(report.path)
+    # of the two LayerNorms, the second one takes up the sum before it
+    assert optimised.fused == {
+        "Attention": 1,
+        "LayerNormalization": 1,
+        "com.microsoft::BiasGelu": 1,
+        "com.microsoft::SkipLayerNormalization": 1,
+    }
+    assert "1 com.microsoft::SkipLayerNormalization" in operator_table(report.operators, optimised)
+    assert check_parity(module, report.path, synthetic_inputs(32, 4)).max_abs_probability <= 1e-5
+
+
+def test_what_a_policy_without_attention_has_to_fuse_is_matrix_products_with_their_activations(built):
+    assert set(built.optimised.fused) == {"com.microsoft::FusedGemm"}
+    assert sum(built.optimised.operators.values()) < sum(built.export.operators.values())
+    assert built.figures()["fused_operators"] == built.optimised.fused

@@ -29,6 +29,8 @@ def triton_bundle(context: dg.AssetExecutionContext, workspace: Workspace) -> dg
     from agentpipe.evaluation.gates import bundle_gate
     from agentpipe.serving.bundle import build_bundle, gate_figures
     from agentpipe.serving.inputs import recorded_inputs
+    from agentpipe.serving.latency import latency_table
+    from agentpipe.serving.optimised import operator_table
 
     with step(context, workspace) as work:
         references, settings = workspace.references, workspace.settings
@@ -55,7 +57,11 @@ def triton_bundle(context: dg.AssetExecutionContext, workspace: Workspace) -> dg
             data_version=bundle.digest,
             path=bundle.path,
             figures={**bundle.figures(), "reasons": reasons, "gates": figures(gates)},
-            metadata={"why_not_promotable": "; ".join(reasons) or "it is"},
+            metadata={
+                "why_not_promotable": "; ".join(reasons) or "it is",
+                "operators": markdown(operator_table(bundle.export.operators, bundle.optimised)),
+                "latency": markdown(latency_table(bundle.figures(), {})),
+            },
             checks=[check_result(result) for result in gates],
         )
 
