@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from agentpipe.errors import BundleError, EmptyMaskError, NonFiniteError, ServiceError, ServingError
+from agentpipe.errors import AnswerError, BundleError, EmptyMaskError, NonFiniteError, ServiceError, ServingError
+from agentpipe.serving.answers import check_answer
 from agentpipe.serving.signature import WIRE_TYPES, Signature, TensorSpec, to_columns
 
 if TYPE_CHECKING:
@@ -74,6 +75,27 @@ def _fit(spec: TensorSpec, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.ascontiguousarray(column)
 
 
+def _served(config: dict[str, Any], model: str) -> tuple[int, Signature]:
+    """Largest batch and signature of a served model.
+
+    Raises:
+        BundleError: it is none that agentpipe built.
+    """
+    remedy = "serve a bundle that agentpipe built"
+    parameter = config.get("parameters", {}).get("signature", {}).get("string_value")
+    if parameter is None:
+        raise BundleError("the served model carries no signature", model=model, remedy=remedy)
+    try:
+        content = json.loads(parameter)
+    except ValueError as error:
+        raise BundleError(f"the signature of the served model is no JSON: {error}", model=model) from error
+    batch = int(config.get("max_batch_size", 0))
+    if batch < 1 or not isinstance(content, dict):
+        what = "takes one row only" if batch < 1 else "has a malformed signature"
+        raise BundleError(f"the served model {what}", model=model, remedy=remedy)
+    return batch, Signature.from_json(content)
+
+
 class PolicyClient:
     """A connection to one served policy.
 
@@ -99,12 +121,7 @@ class PolicyClient:
         self.timeout = timeout
         self._connection: InferenceServerClient = InferenceServerClient(url)
         config = self._call("get_model_config", model_name, version, as_json=True)["config"]
-        parameter = config.get("parameters", {}).get("signature", {}).get("string_value")
-        if parameter is None:
-            remedy = "serve a bundle that agentpipe built"
-            raise BundleError("the served model carries no signature", model=model_name, remedy=remedy)
-        self.max_batch = int(config["max_batch_size"])
-        self.signature = Signature.from_json(json.loads(parameter))
+        self.max_batch, self.signature = _served(config, model_name)
 
     def __enter__(self) -> Self:
         return self
@@ -129,6 +146,7 @@ class PolicyClient:
 
         Raises:
             ServingError, NonFiniteError, EmptyMaskError: see :func:`prepare`.
+            AnswerError: what comes back is no decision: see :func:`~agentpipe.serving.answers.check_answer`.
             ServiceError: the server is away or refuses.
         """
         answer = self.decide(observation=observation, last_action=last_action, time=time, mask=mask)
@@ -156,7 +174,11 @@ class PolicyClient:
             inputs.append(tensor)
         wanted = [InferRequestedOutput(spec.name) for spec in self.signature.outputs]
         result = self._call("infer", self.model_name, inputs, self.version, wanted)
-        return {spec.name: result.as_numpy(spec.name) for spec in self.signature.outputs}
+        try:
+            outputs = {spec.name: result.as_numpy(spec.name) for spec in self.signature.outputs}
+        except (ValueError, TypeError) as error:
+            raise AnswerError(f"the answer is not a table of tensors: {error}", url=self.url) from error
+        return check_answer(self.signature, len(arrays["mask"][rows]), outputs)
 
     def _call(self, method: str, *arguments: object, **options: object) -> Any:  # noqa: ANN401 - as varied as the methods
         from tritonclient.utils import InferenceServerException

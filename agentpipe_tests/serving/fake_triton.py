@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from agentpipe.serving.http_api import _DTYPES, _WIRE
@@ -140,6 +141,13 @@ class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         for name, array in answer.items():
             reply.outputs.add(name=name, datatype=_WIRE[array.dtype], shape=array.shape)
             reply.raw_output_contents.append(np.ascontiguousarray(array).tobytes())
+        return reply
+
+    def ModelConfig(  # noqa: N802 - the protocol's name
+        self, request: Any, context: grpc.ServicerContext
+    ) -> Any:
+        reply = service_pb2.ModelConfigResponse()
+        json_format.ParseDict(self.fake.config(request.name), reply.config)
         return reply
 
 
