@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 REMEMBERED: Final = 10_000
 """decisions that were handed on and are still known by their id, so that a question asked again is answered the same"""
-KEPT_SEGMENTS: Final = 16
+KEPT_SEGMENTS: Final = 4
 """segments with nothing left to hand on that are kept all the same: rates of interlocks are counted from them"""
 SUCCESS: Final = "done"
 

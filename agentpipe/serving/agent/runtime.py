@@ -31,7 +31,7 @@ from agentpipe.serving.agent.types import Answer, Frame, OrderEnded, Takeover
 from agentpipe.serving.agent.wal import LogFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from agentpipe.serving.agent.interlocks import Interlocks
@@ -103,7 +103,7 @@ class Runtime:
         vocabulary: names of the line.
         reserve: seconds of each deadline that are kept for the fallback and for sending.
         folder: ``HOME/agent/<name>``, for diagnoses.
-        onlookers: told of what was sent.
+        onlookers: told of what was sent; may grow meanwhile.
         on_ended: called when an order is over.
         say: told what a person should know, one line.
     """
@@ -119,7 +119,7 @@ class Runtime:
         *,
         reserve: float,
         folder: Path,
-        onlookers: tuple[Onlooker, ...] = (),
+        onlookers: Sequence[Onlooker] = (),
         on_ended: Callable[[], None] = lambda: None,
         say: Callable[[str], object] = str,
     ) -> None:
@@ -274,7 +274,7 @@ class Runtime:
             self._journal.ended(message)
         except LogFullError:
             self._say(f"the result of order {message.order_id} cannot be recorded")
-        for onlooker in self._onlookers:
+        for onlooker in tuple(self._onlookers):
             onlooker.ended(message)
         self._on_ended()
         self._diagnose(execution)
@@ -325,7 +325,7 @@ class Runtime:
         if self._record(frame, answer, seen, execution, generation):
             took = time.monotonic() - started
             if self._send(frame, answer, execution, generation, in_time=in_time):
-                for onlooker in self._onlookers:
+                for onlooker in tuple(self._onlookers):
                     onlooker.decided(seen, answer, took)
             self._diagnose(execution)
 
