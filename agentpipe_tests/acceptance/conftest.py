@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -81,12 +83,30 @@ class Home:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, dict[str, Any]]:
-    """The home and the document of its first run; tests leave its candidate alone."""
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished home and the document of its run, made by one of the processes that run tests.
+
+    It is the first to need every kernel; the others wait for it rather than compile the same once more.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "original"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "document.json").exists():
+            code, document, log = Home(folder / "home").call("run")
+            assert code == 0, log
+            (folder / "document.json").write_text(json.dumps(document))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished(original: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, dict[str, Any]]:
+    """A home and the document of its first run; tests leave its candidate alone."""
     home = Home(tmp_path_factory.mktemp("finished") / "home")
-    code, document, log = home.call("run")
-    assert code == 0, log
-    return home, document
+    shutil.copytree(original / "home", home.path, symlinks=True)
+    document = (original / "document.json").read_text().replace(str(original / "home"), str(home.path))
+    return home, json.loads(document)
 
 
 @dataclass
@@ -117,8 +137,9 @@ def _server() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
+def day(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
     """A champion, the daemon, three processes that read the instance, a receiver of alerts; the night is near."""
+    del original  # its kernels are compiled
     if dt.datetime.now(dt.UTC).time() > dt.time(23, 40):
         pytest.skip("the UTC day is almost over: the night would be another day's")
     folder = tmp_path_factory.mktemp("loop")

@@ -36,7 +36,7 @@ import dagster as dg
 reads = 0
 with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
     while time.time() < float(sys.argv[2]):
-        for run in instance.get_runs(limit=5):
+        for run in instance.get_runs(limit=2):
             instance.all_logs(run.run_id)
         instance.get_backfills(limit=5)
         for key in instance.get_asset_keys():
@@ -45,7 +45,7 @@ with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
             instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=5)
         reads += 1
         print(reads, flush=True)
-        time.sleep(2)
+        time.sleep(4)
 """
 
 
@@ -159,7 +159,7 @@ class Loop:
         return list(self.instance.get_backfills())[::-1]
 
     def said(self, sensor: str) -> list[str]:
-        """Why a sensor or schedule launched nothing, the newest tick first; without the tick that is being evaluated."""
+        """Why a sensor or schedule launched nothing, the newest tick first; without one that is being evaluated."""
         for state in self.instance.all_instigator_state():
             if state.instigator_name == sensor:
                 ticks = self.instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=500)
