@@ -1,4 +1,8 @@
-"""What every test gets: no Dagster or agentpipe settings from outside, one thread for each numeric library."""
+"""What every test gets: no Dagster or agentpipe settings from outside, one thread for each numeric library.
+
+Files that take minutes come first, so that no process works on one of them alone at the end. The first makes the home
+that the others of `acceptance` wait for; in the meantime a third process tests what needs no compiled kernels.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,28 @@ import pytest
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+
+FIRST = (
+    "acceptance/test_main_job.py",
+    "acceptance/test_loop.py",
+    "feedback/",
+    "acceptance/test_browser.py",
+    "learning/test_finetuning.py",
+    "experience/care/",
+    "learning/test_trainer.py",
+    "learning/test_anchor.py",
+    "benchmarks/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Orders the files as :data:`FIRST` says; all others follow as they were collected."""
+
+    def place(item: pytest.Item) -> int:
+        name = item.nodeid.partition("agentpipe_tests/")[2]
+        return next((index for index, start in enumerate(FIRST) if name.startswith(start)), len(FIRST))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)
