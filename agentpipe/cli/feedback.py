@@ -27,6 +27,8 @@ LateDays = Annotated[
     int | None,
     typer.Option("--late-days", min=0, help="Days after which a row is too late.", show_default="feedback.late_days"),
 ]
+_MOST_SAID = 20
+"""files that are named one by one where people read"""
 Reason = Annotated[str | None, typer.Option("--reason", help="Only with this reason, such as late.")]
 
 
@@ -238,10 +240,11 @@ def take_now(settings: Settings, late_days: int | None) -> Taken:
 
 def _settings(home: Path | None) -> Settings:
     from agentpipe.settings import load_settings
-    from agentpipe.storage import check_home_format
+    from agentpipe.storage import check_home_format, typed_os_errors
 
     settings = load_settings(home=home)
-    check_home_format(settings.home)
+    with typed_os_errors(settings.home):
+        check_home_format(settings.home)
     return settings
 
 
@@ -255,22 +258,22 @@ def _rules(settings: Settings, late_days: int | None) -> Rules:
 
 
 def _inbox_files(settings: Settings) -> list[str]:
-    from agentpipe.feedback.inbox import listing
+    from agentpipe.feedback.inbox import listing, shown
 
-    inbox = inbox_of(settings)
-    return [path.name for path in listing(inbox)] if inbox.is_dir() else []
+    return [shown(path.name) for path in listing(inbox_of(settings))]
 
 
 def _ignored(settings: Settings) -> dict[str, str]:
     from agentpipe.feedback.inbox import ignored
 
-    inbox = inbox_of(settings)
-    return ignored(inbox) if inbox.is_dir() else {}
+    return ignored(inbox_of(settings))
 
 
 def _say_ignored(ignored: Mapping[str, str]) -> None:
-    for file, why in ignored.items():
+    for file, why in list(ignored.items())[:_MOST_SAID]:
         say(f"ignored: {file}: {why}")
+    if len(ignored) > _MOST_SAID:
+        say(f"ignored: {len(ignored) - _MOST_SAID:,} more; --json lists all")
 
 
 def _print_intake(name: str, intake: Intake) -> None:

@@ -279,14 +279,10 @@ def _server_version(settings: Settings) -> str:
 
 def _feedback_version(folder: Path, day: dt.date) -> str:
     """What the day holds, and what waits in the inbox and may belong to it."""
-    from agentpipe.feedback.inbox import listing
+    from agentpipe.feedback.inbox import digests
     from agentpipe.feedback.store import day_state
 
-    inbox = folder / "inbox"
-    waiting = []
-    for path in listing(inbox) if inbox.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # taken in just now; or no file at all
-            waiting.append(digest_file(path))
+    waiting = digests(folder / "inbox")
     state = day_state(folder / "store", day)
     empty = not waiting and state.decisions + state.labels == 0
     return NONE if empty else digest_bytes(canonical_json([waiting, state.digest]))

@@ -29,6 +29,8 @@ TAKEN: Final = "taken"
 REFUSED: Final = "refused"
 _IN_MEMORY: Final = 1 << 26
 """bytes up to which a file is read at once"""
+_STAGING: Final = ".staging-"
+"""beginning of the names under which :func:`submit` copies"""
 _LONGEST_NAME: Final = 255
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 """what file systems without hard links say"""
@@ -67,28 +69,61 @@ class Dropped:
 
 
 def listing(inbox: Path) -> list[Path]:
-    """What lies in the inbox under one of the suffixes, by name; hidden names are somebody's temporary files."""
+    """What lies in the inbox under one of the suffixes, by name; hidden names are somebody's temporary files.
+
+    Raises:
+        HomeError: the inbox cannot be read.
+    """
     known = formats()
-    return [path for path in _seen(inbox) if path.suffix.lower() in known]
+    return [path for path in _names(inbox) if path.suffix.lower() in known and not path.name.startswith(".")]
 
 
 def ignored(inbox: Path) -> dict[str, str]:
-    """What lies in the inbox and is not looked at, by name, each with the reason; it stays where it is."""
+    """What lies in the inbox and is not looked at, by name, each with the reason; it stays where it is.
+
+    Raises:
+        HomeError: the inbox cannot be read.
+    """
     *known, last = formats()
     read = f"{', '.join(known)} and {last} are read"
     found = {}
-    for path in _seen(inbox):
-        if path.suffix.lower() in (*known, last) or path.name in (TAKEN, REFUSED):
+    for path in _names(inbox):
+        if path.name in (TAKEN, REFUSED) or path.name.startswith(_STAGING):
             continue
-        what = "a folder" if path.is_dir() else f"ending {path.suffix}" if path.suffix else "no ending"
-        found[path.name.encode(errors="backslashreplace").decode()] = f"{what}; {read}"
+        if path.name.startswith("."):
+            why = "a hidden name, as of a file that is still being written; rename it if it is whole"
+        elif path.suffix.lower() in (*known, last):
+            continue
+        else:
+            what = "a folder" if path.is_dir() else f"ending {path.suffix}" if path.suffix else "no ending"
+            why = f"{what}; {read}"
+        found[shown(path.name)] = why
     return found
 
 
-def _seen(inbox: Path) -> list[Path]:
-    """All names of the inbox that are not hidden, sorted."""
-    with os.scandir(inbox) as entries:
-        return [inbox / name for name in sorted(entry.name for entry in entries) if not name.startswith(".")]
+def digests(inbox: Path) -> list[str]:
+    """Digests of the content of what an intake would look at, by name; of what is no readable file, of its name."""
+    found = []
+    for path in listing(inbox):
+        try:
+            with _plain(path) as file:
+                found.append(_digest(file))
+        except FaultError as fault:
+            if os.path.lexists(path):  # else an intake has just taken it
+                found.append(refused_digest(path, fault))
+    return found
+
+
+def shown(name: str) -> str:
+    """The name of a file as it may be printed and stored."""
+    return name.encode(errors="backslashreplace").decode()
+
+
+def _names(inbox: Path) -> list[Path]:
+    """Everything in the inbox, sorted by name; nothing where there is none yet."""
+    with typed_os_errors(inbox), contextlib.suppress(FileNotFoundError), os.scandir(inbox) as entries:
+        return [inbox / name for name in sorted(entry.name for entry in entries)]
+    return []
 
 
 def reader(path: Path) -> Format:
@@ -203,7 +238,7 @@ def copy_in(dropped: Dropped, inbox: Path) -> Path:
     target = inbox / (name if Path(name).suffix else f"feedback.{name}")
     with typed_os_errors(inbox):
         inbox.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=".staging-", dir=inbox)
+        descriptor, name = tempfile.mkstemp(prefix=_STAGING, dir=inbox)
         try:
             with os.fdopen(descriptor, "wb") as copy:
                 shutil.copyfileobj(dropped.file, copy)

@@ -12,7 +12,7 @@ from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
 from agentpipe.errors import CorruptError, FeedbackError
 from agentpipe.feedback.batch import Batch
 from agentpipe.feedback.block import Refused
-from agentpipe.feedback.inbox import REFUSED, TAKEN, Dropped, listing, opened, put_away, reader, refused_digest
+from agentpipe.feedback.inbox import REFUSED, TAKEN, Dropped, listing, opened, put_away, reader, refused_digest, shown
 from agentpipe.feedback.index import writing
 from agentpipe.feedback.jsonl import UnfinishedError
 from agentpipe.feedback.parts import crowded, day_folder, merge, sweep
@@ -209,7 +209,7 @@ class _Visit:
 
     def look(self, path: Path, batch: Batch) -> None:
         """Takes one file into the batch, or says why not."""
-        name = path.name.encode(errors="backslashreplace").decode()
+        name = shown(path.name)
         try:
             if path in self._broken:
                 raise self._broken[path]

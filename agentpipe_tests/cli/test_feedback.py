@@ -84,6 +84,7 @@ def test_files_in_the_inbox_that_nothing_reads_are_listed_as_ignored_and_do_not_
         "a.jsonl.gz": f"ending .gz; {read}",
         "folder": f"a folder; {read}",
         "notes": f"no ending; {read}",
+        ".hidden.txt": "a hidden name, as of a file that is still being written; rename it if it is whole",
     }
     shutil.copy(SAMPLE, feedback.inbox)
     assert feedback("take", "--late-days", MANY, "--json")["ignored"] == expected
@@ -93,6 +94,17 @@ def test_files_in_the_inbox_that_nothing_reads_are_listed_as_ignored_and_do_not_
     for command in ("take", "status"):
         result = CliRunner().invoke(app, ["feedback", command, *home])
         assert f"ignored: a.json: ending .json; {read}" in result.stderr
+
+
+def test_of_many_ignored_files_people_are_shown_some(feedback):
+    feedback.inbox.mkdir(parents=True)
+    for number in range(25):
+        (feedback.inbox / f"{number:02}.txt").write_text("x")
+    assert len(feedback("status", "--json")["ignored"]) == 25
+    home = ["--home", str(feedback.inbox.parent.parent)]
+    lines = CliRunner().invoke(app, ["feedback", "status", *home]).stderr.splitlines()
+    assert len(lines) == 21
+    assert lines[-1] == "ignored: 5 more; --json lists all"
 
 
 def test_a_file_submitted_twice_is_taken_once(feedback):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime as dt
+from collections.abc import Mapping
 
 import dagster as dg
 
@@ -9,6 +10,9 @@ from agentpipe.defs.graph import specification
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.steps import rows, step
 from agentpipe.errors import RedisServerError
+
+MOST_FILES = 20
+"""Files that the metadata of a day names, of those that were not taken."""
 
 
 @dg.asset(**specification("production_feedback"))
@@ -20,6 +24,7 @@ def production_feedback(context: dg.AssetExecutionContext, workspace: Workspace)
     type, decisions without a label. A day without feedback has zero rows. Labels train once: the day's feedback
     candidate, or the night, learns those that no ancestor has.
     """
+    from agentpipe.feedback.inbox import ignored
     from agentpipe.feedback.intake import Intake, report_day, rules_for, take
     from agentpipe.feedback.stream import stream_of, take_stream
 
@@ -36,6 +41,11 @@ def production_feedback(context: dg.AssetExecutionContext, workspace: Workspace)
             away = str(error)
             context.log.warning("the stream was not read: %s", away)
         report = report_day(folder / "store", day, done)
+        left = {
+            "refused": report.intake.files_refused,
+            "waits": report.intake.files_waiting,
+            "ignored": ignored(folder / "inbox"),
+        }
         state, quarantined = report.state, report.intake.quarantined
         # what was consumed is what now lies in the store: the intake has emptied the inbox
         settled = dataclasses.replace(work, consumed=workspace.consumed(work.asset, work.partition))
@@ -51,14 +61,16 @@ def production_feedback(context: dg.AssetExecutionContext, workspace: Workspace)
                 "trainable_labels": state.trainable,
                 "orphan_labels": state.orphans,
                 "files_taken": len(report.intake.files_taken),
-                "files_waiting": len(report.intake.files_waiting),
-                "files_refused": len(report.intake.files_refused),
+                "files_waiting": len(left["waits"]),
+                "files_refused": len(left["refused"]),
+                "files_ignored": len(left["ignored"]),
                 "quarantined_rows": sum(quarantined.values()),
                 "verdicts": state.verdicts,
                 "error_types": state.error_types,
             },
             metadata={
                 **({"stream": away} if away else {}),
+                "inbox": rows(_not_taken(left)),
                 **{
                     table: rows([{"name": name, "labels": count} for name, count in counts.items()])
                     for table, counts in tables.items()
@@ -66,3 +78,18 @@ def production_feedback(context: dg.AssetExecutionContext, workspace: Workspace)
                 "quarantine": rows([{"reason": name, "rows": count} for name, count in quarantined.items()]),
             },
         )
+
+
+def _not_taken(groups: Mapping[str, Mapping[str, str]]) -> list[dict[str, str]]:
+    """What was not taken from the inbox, by what became of it, each file with the reason; so many at most."""
+    listed = [
+        {"file": file[:200], "what": what, "why": why[:300]}
+        for what, files in groups.items()
+        for file, why in files.items()
+    ]
+    if len(listed) > MOST_FILES:
+        more = (
+            f"{len(listed) - MOST_FILES:,} more; agentpipe feedback status and agentpipe feedback quarantine list them"
+        )
+        listed[MOST_FILES:] = [{"file": "…", "what": "", "why": more}]
+    return listed

@@ -7,7 +7,7 @@ import datetime as dt
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import dagster as dg
 
@@ -16,7 +16,7 @@ from agentpipe.defs.players import champion
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.under_way import OVER
 from agentpipe.errors import RedisServerError
-from agentpipe.storage import canonical_json, digest_bytes
+from agentpipe.storage import canonical_json, digest_bytes, typed_os_errors
 
 FEEDBACK_TAG = "agentpipe/feedback"
 """Tag of a run that trains on a day's feedback; its value is the day and the feedback's digest."""
@@ -60,26 +60,41 @@ def untaken_days(workspace: Workspace) -> list[tuple[dt.date, str]]:
     return [(day, digest) for day, digest in found if versions("production_feedback", day.isoformat()) != digest]
 
 
-def waiting_input(workspace: Workspace) -> str:
-    """Digest of what waits in inbox and stream: files by name, size and time of change; empty where nothing does.
+class Waiting(NamedTuple):
+    """What waits in inbox and stream."""
+
+    digest: str
+    """of all of it; empty where nothing does"""
+    trouble: str
+    """why the stream could not be looked at; empty where it could"""
+
+
+def waiting_input(workspace: Workspace) -> Waiting:
+    """What waits: files by name, size and time of change, and what the stream holds.
 
     The times tell a file from an earlier one of the same name and size, which a run has taken in. A Redis that is away
     keeps no file waiting.
+
+    Raises:
+        HomeError: the inbox cannot be read.
     """
-    from agentpipe.feedback.inbox import listing
+    from agentpipe.feedback.inbox import listing, shown
     from agentpipe.feedback.stream import stream_of, waiting_entries
 
     inbox = workspace.root / "feedback" / "inbox"
     files = []
-    for path in listing(inbox) if inbox.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):  # a run takes it in just now
+    for path in listing(inbox):
+        with typed_os_errors(path), contextlib.suppress(FileNotFoundError):  # a run takes it in just now
             found = path.lstat()
-            files.append((path.name, found.st_size, found.st_ctime_ns))
-    stream, entries = stream_of(workspace.settings), ""
+            files.append((shown(path.name), found.st_size, found.st_ctime_ns))
+    stream, entries, trouble = stream_of(workspace.settings), "", ""
     if stream is not None:
-        with contextlib.suppress(RedisServerError):
+        try:
             entries = waiting_entries(stream)
-    return digest_bytes(canonical_json([files, entries]))[:16] if files or entries else ""
+        except RedisServerError as error:
+            trouble = f"the stream is not read: {error}"
+    digest = digest_bytes(canonical_json([files, entries]))[:16] if files or entries else ""
+    return Waiting(digest, trouble)
 
 
 def standing(workspace: Workspace, day: dt.date) -> Standing:

@@ -36,13 +36,17 @@ def feedback_sensor(chosen: ScheduleSettings) -> dg.SensorDefinition:
         if taking:
             return dg.SkipReason(f"feedback is being taken in by run {taking[0].run_id}")
         try:
-            intake, given_up = _intake(instance, workspace)
+            waiting = waiting_input(workspace)
+            intake, given_up = _intake(instance, workspace, waiting.digest)
             if intake:
                 return intake
             found = [standing(workspace, day) for day in closed_days(workspace)]
         except AgentpipeError as error:
             return dg.SkipReason(f"the feedback cannot be judged: {error}")
-        return _training(instance, found, given_up)
+        launched = _training(instance, found, given_up)
+        if isinstance(launched, dg.SkipReason) and waiting.trouble:
+            return dg.SkipReason(f"{launched.skip_message}; {waiting.trouble}")
+        return launched
 
     return feedback
 
@@ -66,13 +70,12 @@ def _training(
     return dg.SkipReason("; ".join(lines) or "no feedback of a day that is over")
 
 
-def _intake(instance: dg.DagsterInstance, workspace: Workspace) -> tuple[list[dg.RunRequest], list[str]]:
+def _intake(instance: dg.DagsterInstance, workspace: Workspace, waiting: str) -> tuple[list[dg.RunRequest], list[str]]:
     """A run for what waits, and one for each day whose partition lags behind the store; and what was given up.
 
     A file that is not finished yet waits on after its run went well, and is not asked for again until it has grown.
     """
     wanted = {f"{day}:{digest[:16]}": day for day, digest in untaken_days(workspace)}
-    waiting = waiting_input(workspace)
     if waiting:
         wanted = {f"waiting:{waiting}": last_closed_day(), **wanted}
     asked: dict[str, dg.RunRequest] = {}
