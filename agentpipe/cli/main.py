@@ -8,7 +8,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from agentpipe.cli import buffer, bundle, champion, feedback, table, table_plan  # noqa: F401 - the last adds to table
+from agentpipe.cli import agent, buffer, bundle, champion, feedback, table, table_plan  # noqa: F401 - the last adds to table
 from agentpipe.cli.evaluate import evaluate
 from agentpipe.cli.output import print_json, say
 from agentpipe.cli.run import run
@@ -28,6 +28,8 @@ app = typer.Typer(
 app.command()(run)
 app.command()(evaluate)
 app.command()(ui)
+app.add_typer(agent.app)
+app.add_typer(agent.line_app)
 app.add_typer(buffer.app)
 app.add_typer(bundle.app)
 app.add_typer(champion.app)

@@ -172,7 +172,7 @@ class Shipper:
         sink: where it goes.
         agent: name of the agent, part of the names of files.
         after: how long an order's result is waited for.
-        every: seconds between two looks.
+        every: seconds between two looks, and what is waited for more after an order is over: few files, not one each.
         now: UTC.
     """
 
@@ -190,7 +190,7 @@ class Shipper:
         """why the last attempt failed; empty where it did not"""
         self._journal, self._sink, self._agent = journal, sink, agent
         self._after, self._every, self._now = after, every, now
-        self._wake, self._stopping = threading.Event(), False
+        self._wake, self._stopping = threading.Event(), threading.Event()
         self._recovered = False
         self._thread = threading.Thread(target=self._work, name="outbox", daemon=True)
 
@@ -199,12 +199,12 @@ class Shipper:
         self._thread.start()
 
     def wake(self) -> None:
-        """An order is over: look now."""
+        """An order is over: look soon."""
         self._wake.set()
 
     def close(self, timeout: float = 10.0) -> None:
         """Hands on what is due now if that can be done, and ends."""
-        self._stopping = True
+        self._stopping.set()
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(timeout)
@@ -235,8 +235,9 @@ class Shipper:
         pause = self._every
         while True:
             self._wake.wait(pause)
+            self._stopping.wait(min(pause, self._every))
             self._wake.clear()
-            last = self._stopping
+            last = self._stopping.is_set()
             self._journal.log.tend()
             try:
                 self.ship()

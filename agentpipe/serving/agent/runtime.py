@@ -214,7 +214,7 @@ class Runtime:
         while not self._stopping.is_set():
             try:
                 message = self._line.receive(_LISTEN_SECONDS)
-                self.connected = True
+                self.connected = bool(getattr(self._line, "connected", True))
             except NonsenseError as error:
                 self.counts.nonsense += 1
                 self.last_nonsense = error.message

@@ -134,6 +134,15 @@ class Station:
         self.ended = [*self.ended, message][-ENDED_AGAIN:]
         return message
 
+    def forget_looks(self) -> None:
+        """It is looking now; answers stay, for a late one is one all the same."""
+        kept = []
+        while not self.inbox.empty():
+            kept.append(self.inbox.get_nowait())
+        for message in kept:
+            if message is not _LOOK:
+                self.inbox.put_nowait(message)
+
     def figures(self) -> dict[str, Any]:
         """What has happened here."""
         names = ("orders", "successes", "answered", "missed", "asked_again", "stale", "illegal", "persons")
@@ -251,6 +260,7 @@ class SimulatedLine:
 
     async def _work(self, station: Station) -> None:
         while not self.done:
+            station.forget_looks()
             if station.holder or not self._send(question(station.frame(), self.options.seconds)):
                 await station.inbox.get()  # handed back, or an agent has come
                 continue
