@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
 from agentpipe.storage import read_json, write_bytes
-from benchmarks import buffer_learning, buffer_report, drift, feedback_intake, feedback_learning, seeds, table_redis
+from benchmarks import (
+    buffer_learning,
+    buffer_report,
+    drift,
+    feedback_intake,
+    feedback_learning,
+    seeds,
+    serving,
+    table_redis,
+)
 from benchmarks.measure import RESULTS
 
 if TYPE_CHECKING:
@@ -136,6 +145,7 @@ SECTIONS: dict[str, Section] = {
     "table_redis": titled("The disturbance table through Redis", table_redis.section),
     "feedback_intake": titled("Intake of feedback", feedback_intake.section),
     "feedback_learning": titled("What labels teach", feedback_learning.section),
+    "serving": titled("Serving", serving.section),
 }
 
 

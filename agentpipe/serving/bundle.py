@@ -69,6 +69,8 @@ class Bundle:
             "parity_ties": self.parity.ties,
             "latency_torch_p50_ms": self.latency.torch_p50_ms,
             "latency_torch_p99_ms": self.latency.torch_p99_ms,
+            "latency_lean_p50_ms": self.latency.lean_p50_ms,
+            "latency_lean_p99_ms": self.latency.lean_p99_ms,
             "latency_p50_ms": self.latency.onnx_p50_ms,
             "latency_p99_ms": self.latency.onnx_p99_ms,
         }

@@ -47,9 +47,12 @@ class Fake:
     def load(self, name: str, parameters: Mapping[str, str]) -> None:
         if self.refuse_load:
             raise RefusalError(self.refuse_load)
-        self.loaded[name] = json.loads(parameters["config"])
         [graph] = [value for key, value in parameters.items() if key.startswith("file:")]
-        self.folder.joinpath("graph.onnx").write_bytes(base64.b64decode(graph))
+        self.take(name, json.loads(parameters["config"]), base64.b64decode(graph))
+
+    def take(self, name: str, config: dict[str, Any], graph: bytes) -> None:
+        self.loaded[name] = config
+        self.folder.joinpath("graph.onnx").write_bytes(graph)
         self.session = open_session(self.folder / "graph.onnx")
 
     def config(self, name: str) -> dict[str, Any]:
@@ -142,6 +145,11 @@ class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
             reply.outputs.add(name=name, datatype=_WIRE[array.dtype], shape=array.shape)
             reply.raw_output_contents.append(np.ascontiguousarray(array).tobytes())
         return reply
+
+    def ModelStatistics(  # noqa: N802 - the protocol's name
+        self, request: Any, context: grpc.ServicerContext
+    ) -> Any:
+        return json_format.ParseDict(self.fake.statistics(), service_pb2.ModelStatisticsResponse())
 
     def ModelConfig(  # noqa: N802 - the protocol's name
         self, request: Any, context: grpc.ServicerContext

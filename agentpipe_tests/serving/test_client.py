@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 
 import numpy as np
 import pytest
@@ -112,8 +110,7 @@ def served(bundle, folder, **ways):
         read_config(bundle / "policy" / "config.pbtxt"), preserving_proto_field_name=True
     )
     with fake_triton(folder, **ways) as server:
-        graph = base64.b64encode((bundle / "policy" / "1" / "model.onnx").read_bytes()).decode()
-        server.load("policy", {"config": json.dumps(config), "file:1/model.onnx": graph})
+        server.take("policy", config, (bundle / "policy" / "1" / "model.onnx").read_bytes())
         with PolicyClient(server.grpc, timeout=20.0) as client:
             yield client
 

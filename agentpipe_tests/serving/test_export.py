@@ -14,7 +14,7 @@ from agentpipe.serving.inputs import PolicyInputs
 from agentpipe.serving.latency import measure_latency
 from agentpipe.serving.optimised import operator_table, optimise
 from agentpipe.serving.parity import check_parity, compare, parity_cases, synthetic_inputs
-from agentpipe.serving.runtime import open_session, run_module, run_session
+from agentpipe.serving.runtime import OneRow, open_session, run_module, run_session
 from agentpipe.serving.signature import policy_signature
 
 from .conftest import TinyPolicy
@@ -248,3 +248,19 @@ def test_what_a_policy_without_attention_has_to_fuse_is_matrix_products_with_the
     assert set(built.optimised.fused) == {"com.microsoft::FusedGemm"}
     assert sum(built.optimised.operators.values()) < sum(built.export.operators.values())
     assert built.figures()["fused_operators"] == built.optimised.fused
+
+
+def test_one_row_on_bound_buffers_decides_like_the_session(built):
+    session = open_session(built.export.path)
+    inputs = synthetic_inputs(192, 46, count=30, seed=5)
+    inputs.mask[7] = False
+    action, probabilities, value = run_session(session, inputs, 1)
+    one = OneRow(session)
+    found = [
+        one.act(inputs.observation[row], int(inputs.last_action[row]), float(inputs.time[row]), inputs.mask[row])
+        for row in range(30)
+    ]
+    assert [each[0] for each in found] == action.tolist()
+    assert found[7][0] == -1
+    np.testing.assert_array_equal([each[1] for each in found], probabilities)
+    assert [each[2] for each in found] == value.tolist()
