@@ -41,6 +41,7 @@ class Known:
     decision_id: str
     line_id: str
     order_id: str
+    number: int
     action: int
     time: dt.datetime
     entry: Entry
@@ -149,6 +150,18 @@ class Journal:
             (*record["notes"], "asked again"),
         )
 
+    def undone(self, frame: Frame) -> str | None:
+        """The id of the decision before this question that the line did not follow, as its last action says.
+
+        Somebody else acted: a person, after the agent was killed between recording and sending; or the line refused.
+        """
+        with self._lock:
+            ids = self._open.get((frame.line_id, frame.order_id))
+            known = self._known[ids[-1]] if ids else None
+        if known is None or known.number + 1 != frame.number or known.action == frame.last_action:
+            return None
+        return known.decision_id
+
     def decisions(self) -> Iterator[Known]:
         """What is known, oldest first."""
         with self._lock:
@@ -220,7 +233,9 @@ class Journal:
         row = record["row"]
         key = (row["line_id"], record["order"])
         time = dt.datetime.fromisoformat(row["time"])
-        self._known[row["decision_id"]] = Known(row["decision_id"], *key, int(row["action"]), time, entry)
+        self._known[row["decision_id"]] = Known(
+            row["decision_id"], *key, int(record["number"]), int(row["action"]), time, entry
+        )
         self._open.setdefault(key, []).append(row["decision_id"])
 
     def _forget(self, decision_id: str) -> None:

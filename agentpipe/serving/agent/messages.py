@@ -311,6 +311,28 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def check_frame(frame: Frame, signature: Signature) -> None:
+    """Refuses a question that no adapter should have let through; a NaN is a lost sensor.
+
+    Raises:
+        NonsenseError: names the field.
+    """
+    size, count = signature.observation_size, signature.action_count
+    for name in ("decision_id", "line_id", "order_id"):
+        _identifier(getattr(frame, name), name)
+    observation, mask = frame.observation, frame.mask
+    if observation.shape != (size,) or observation.dtype != np.float32:
+        raise NonsenseError(f"observation is {observation.dtype}{list(observation.shape)}", field="observation")
+    if np.isinf(observation).any():
+        raise NonsenseError("observation holds an infinity", field="observation")
+    if mask.shape != (count,) or mask.dtype != np.bool_ or not mask.any():
+        raise NonsenseError(f"mask is {mask.dtype}{list(mask.shape)}, or allows no action", field="mask")
+    _whole(frame.last_action, "last_action", 0, signature.no_action)
+    _number(frame.elapsed_minutes, "elapsed_minutes", 0.0, MOST_MINUTES)
+    if not math.isfinite(frame.deadline) or frame.time.utcoffset() is None:
+        raise NonsenseError("a deadline that is no number, or a time without its zone", field="deadline")
+
+
 def question(frame: Frame, seconds: float) -> dict[str, Any]:
     """The message of a question; ``seconds`` is what is left of its deadline."""
     lost = np.flatnonzero(np.isnan(frame.observation)).tolist()

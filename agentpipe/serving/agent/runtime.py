@@ -25,7 +25,7 @@ from agentpipe.errors import AgentpipeError, LineError, StoreError
 from agentpipe.serving.agent.diagnosis import write_diagnosis
 from agentpipe.serving.agent.execution import Execution
 from agentpipe.serving.agent.machine import Event, State
-from agentpipe.serving.agent.messages import ForeignLineError, LineEndedError, NonsenseError
+from agentpipe.serving.agent.messages import ForeignLineError, LineEndedError, NonsenseError, check_frame
 from agentpipe.serving.agent.primary import Primary
 from agentpipe.serving.agent.types import Answer, Frame, OrderEnded, Takeover
 from agentpipe.serving.agent.wal import LogFullError
@@ -216,9 +216,7 @@ class Runtime:
                 message = self._line.receive(_LISTEN_SECONDS)
                 self.connected = bool(getattr(self._line, "connected", True))
             except NonsenseError as error:
-                self.counts.nonsense += 1
-                self.last_nonsense = error.message
-                self._say(f"nonsense from the line: {error.message}")
+                self._refuse(error.message)
             except ForeignLineError as error:
                 self.failure = error
                 self.stop()
@@ -227,6 +225,9 @@ class Runtime:
                 return
             except LineError as error:
                 self._lost_line(error)
+            except Exception as error:  # noqa: BLE001 - an adapter of somebody else: deaf would be worse
+                self._lost_line(LineError(f"its adapter fails: {type(error).__name__}: {error}"))
+                self._stopping.wait(_LISTEN_SECONDS)
             else:
                 if message is not None:
                     self._hear(message)
@@ -238,10 +239,24 @@ class Runtime:
         self.connected = False
 
     def _hear(self, message: Message) -> None:
+        if self._stopping.is_set():
+            return
         if isinstance(message, Takeover):
             self._take_over(message)
+        elif isinstance(message, Frame):
+            try:
+                check_frame(message, self._line.signature)
+            except (NonsenseError, AttributeError, TypeError) as error:
+                self._refuse(str(error))
+            else:
+                self._queue.put(message)
         else:
             self._queue.put(message)
+
+    def _refuse(self, why: str) -> None:
+        self.counts.nonsense += 1
+        self.last_nonsense = why
+        self._say(f"nonsense from the line: {why}")
 
     def _execution(self, line_id: str) -> Execution:
         """Of a line; made where there is none. Under the lock."""
@@ -290,6 +305,7 @@ class Runtime:
                 execution.held = frame
                 return
             generation = execution.generation
+        self._reconcile(frame)
         try:
             known = self._journal.find(frame.decision_id)
         except StoreError as error:  # recorded, and cannot be read any more: not decided a second time
@@ -305,6 +321,14 @@ class Runtime:
             self._ask(frame, execution, generation, execution.ask_reason)
         else:
             self._decide(frame, execution, generation)
+
+    def _reconcile(self, frame: Frame) -> None:
+        """The question says what was done last: where that is not what was decided, the decision was none."""
+        undone = self._journal.undone(frame)
+        if undone is not None:
+            self.counts.withdrawn += 1
+            self._say(f"the line did not do what decision {undone} says")
+            self._withdraw(undone)
 
     def _decide(self, frame: Frame, execution: Execution, generation: int) -> None:
         started = time.monotonic()
@@ -383,8 +407,8 @@ class Runtime:
         late = time.monotonic() > frame.deadline
         try:
             self._line.act(frame, answer)
-        except LineError as error:
-            self._lost_line(error)
+        except Exception as error:  # noqa: BLE001 - see _listen
+            self._lost_line(error if isinstance(error, LineError) else LineError(f"its adapter fails: {error!r}"))
             self._fire(execution, None, Event.DROPPED)
             return False
         self.counts.decisions += 1
@@ -413,8 +437,8 @@ class Runtime:
             self._note_asked(frame, reason)
         try:
             self._line.act(frame, Answer(-1, nothing, 0.0, "person", "", (reason,)))
-        except LineError as error:
-            self._lost_line(error)
+        except Exception as error:  # noqa: BLE001 - see _listen
+            self._lost_line(error if isinstance(error, LineError) else LineError(f"its adapter fails: {error!r}"))
 
     def _note_asked(self, frame: Frame, reason: str) -> None:
         try:

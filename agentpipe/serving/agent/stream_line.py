@@ -77,7 +77,7 @@ class Mapped:
         try:
             content = read_json(path)
         except CorruptError as error:
-            raise ForeignLineError(error.message, file=path, remedy="see the how-to on agents") from error
+            raise ForeignLineError(error.message, file=path, remedy="write a mapping, or correct it") from error
         if not isinstance(content, dict):
             raise self._fault("", "a JSON object is expected")
         for name in sorted(set(content) - _FIELDS):

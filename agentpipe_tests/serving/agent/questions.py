@@ -25,7 +25,7 @@ def frame(number=0, *, order="o1", line="l1", mask=(True, True, True, True), sec
         "order_id": order,
         "number": number,
         "observation": np.arange(5, dtype=np.float32),
-        "last_action": 4,
+        "last_action": 4 if number == 0 else 2,
         "elapsed_minutes": float(number),
         "mask": np.array(mask),
         "received": now,

@@ -21,7 +21,7 @@ from agentpipe.serving.agent.types import Takeover
 from agentpipe.serving.agent.vocabulary import Vocabulary
 from agentpipe.serving.agent.wal import LogFullError
 from agentpipe_tests.serving.agent.lines import wait_for
-from agentpipe_tests.serving.agent.questions import answer, ended, frame
+from agentpipe_tests.serving.agent.questions import SMALL, answer, ended, frame
 
 HOUR = dt.timedelta(hours=1)
 
@@ -29,7 +29,7 @@ HOUR = dt.timedelta(hours=1)
 class FakeLine:
     """Says what it is told to; keeps what it is answered."""
 
-    signature = None
+    signature = SMALL
 
     def __init__(self):
         self.messages: queue.Queue = queue.Queue()
@@ -183,13 +183,13 @@ def test_asked_again_the_same_is_said_without_asking_the_policy(tmp_path):
 def test_a_policy_that_hangs_is_not_waited_for_beyond_the_deadline(tmp_path):
     with Agent(tmp_path) as agent:
         agent.policy.let_go.clear()
-        asked = frame(0, seconds=0.3)
+        asked = frame(0, seconds=1.5)
         assert agent.ask(asked) == ("l1-o1-0", 3)
         assert "fallback: no answer in time" in agent.line.answers[0].notes
-        assert agent.ask(frame(1)) == ("l1-o1-1", 3), "it still hangs: nobody waits for it"
+        assert agent.ask(frame(1, last_action=3)) == ("l1-o1-1", 3), "it still hangs: nobody waits for it"
         agent.policy.let_go.set()
         wait_for(lambda: agent.runtime._primary._job is None)
-        assert agent.ask(frame(2)) == ("l1-o1-2", 2)
+        assert agent.ask(frame(2, last_action=3)) == ("l1-o1-2", 2)
         assert agent.runtime.counts.fallbacks == 2
         assert {row["policy_version"] for _, row in agent.due()} == {"rules-1", "p" * 64}
 
@@ -352,6 +352,50 @@ def test_nonsense_and_lost_lines_are_counted_and_survived(tmp_path):
         counts = agent.runtime.counts
         assert (counts.nonsense, agent.runtime.last_nonsense) == (1, "a mask of nothing")
         assert counts.lost_lines <= 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"observation": np.zeros(4, np.float32)},
+        {"observation": np.zeros(5)},
+        {"observation": np.full(5, np.inf, np.float32)},
+        {"observation": None},
+        {"mask": (True, True)},
+        {"mask": (False, False, False, False)},
+        {"last_action": 9},
+        {"elapsed_minutes": float("nan")},
+        {"deadline": float("nan")},
+        {"time": dt.datetime(2026, 1, 1)},  # noqa: DTZ001 - that is what is wrong with it
+        {"line_id": ""},
+    ],
+)
+def test_a_question_that_an_adapter_should_not_have_let_through_is_refused(tmp_path, changes):
+    with Agent(tmp_path) as agent:
+        agent.line.say(frame(0, **changes))
+        assert agent.ask(frame(1), acts=1) == ("l1-o1-1", 2)
+        assert agent.runtime.counts.nonsense == 1
+        assert len(agent.due()) == 1
+
+
+def test_an_adapter_that_raises_whatever_it_raises_does_not_make_the_agent_deaf(tmp_path):
+    with Agent(tmp_path) as agent:
+        agent.line.say(frame(0), ZeroDivisionError("x"))
+        agent.ask(frame(1), acts=2)
+        act, agent.line.act = agent.line.act, None  # not callable
+        agent.line.say(frame(2))
+        wait_for(lambda: agent.journal.backlog == 3 and agent.state is State.WAITING)
+        agent.line.act = act
+        assert agent.ask(frame(2)) == ("l1-o1-2", 2)
+
+
+def test_a_decision_that_the_line_did_not_follow_is_withdrawn(tmp_path):
+    with Agent(tmp_path) as agent:
+        agent.ask(frame(0))
+        agent.ask(frame(1, last_action=3))  # somebody did 3 instead of the 2 that was decided
+        agent.ask(frame(2, last_action=2))
+        assert [name for name, _ in agent.due()] == ["l1-o1-1", "l1-o1-2"]
+        assert agent.runtime.counts.withdrawn == 1
 
 
 def test_a_foreign_line_ends_the_agent_and_the_end_of_a_stream_does_so_when_all_is_answered(tmp_path):
