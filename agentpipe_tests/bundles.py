@@ -17,7 +17,7 @@ from agentpipe.serving import layout
 from agentpipe.serving.export import OPSET
 from agentpipe.serving.inputs import PolicyInputs
 from agentpipe.serving.reference import write_reference
-from agentpipe.serving.signature import ONNX_TYPES, policy_signature
+from agentpipe.serving.signature import ONNX_TYPES, Signature, policy_signature
 from agentpipe.serving.triton_config import build_config, config_text
 from agentpipe.storage import write_bytes, write_json
 from agentpipe_tests.learning.tiny import ACTION_NAMES, NAMES, tiny_statistics
@@ -45,16 +45,16 @@ def save_package(folder: Path, seed: int) -> str:
     return package.digest
 
 
-def save_bundle(folder: Path, seed: int) -> str:
+def save_bundle(folder: Path, seed: int, signature: Signature | None = None) -> str:
     """A bundle of :class:`Evenly` as the folder ``folder``, a whole one that verifies; its digest.
 
-    Bundles of other seeds have other digests.
+    Bundles of other seeds have other digests. ``signature`` is that of two features and three actions if None.
     """
-    signature = policy_signature(FEATURES, ACTIONS)
+    signature = signature or policy_signature(FEATURES, ACTIONS)
     write_bytes(folder / "policy" / "1" / "model.onnx", _graph(signature))
     write_bytes(folder / "policy" / layout.CONFIG, config_text(build_config("policy", signature)).encode())
     write_json(folder / layout.SIGNATURE, signature.to_json())
-    write_reference(folder / layout.REFERENCE, Evenly(), _rows())
+    write_reference(folder / layout.REFERENCE, Evenly(), _rows(signature))
     identity = {"name": "policy", "version": 1}
     write_json(
         folder / layout.PROVENANCE,
@@ -66,10 +66,11 @@ def save_bundle(folder: Path, seed: int) -> str:
     return layout.content_digest(hashes)
 
 
-def _rows() -> PolicyInputs:
+def _rows(signature: Signature) -> PolicyInputs:
     generator = np.random.default_rng(0)
-    mask = np.array([[True, False, True], [False, True, False], [True, True, True]])
-    observation = generator.normal(size=(3, FEATURES)).astype(np.float32)
+    mask = np.zeros((3, signature.action_count), np.bool_)
+    mask[:, :ACTIONS] = [[True, False, True], [False, True, False], [True, True, True]]
+    observation = generator.normal(size=(3, signature.observation_size)).astype(np.float32)
     return PolicyInputs(observation, np.array([3, 0, 2]), np.zeros(3, np.float32), mask)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
@@ -124,7 +125,8 @@ class Healing:
         self.metrics.note(change)
         self.incidents.note(change)
         if self._told is not None:
-            self._told(change)
+            with contextlib.suppress(Exception):  # whoever is told may fail (a closed terminal); the watch goes on
+                self._told(change)
 
     def close(self) -> None:
         """Ends probes, incidents, the metrics' endpoint and every decider's connection."""

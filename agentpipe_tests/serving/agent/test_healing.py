@@ -103,6 +103,19 @@ def test_a_line_that_cannot_be_reached_is_lost(deciders, tmp_path):
         until(lambda: healing.degraded() == {"line": "cut"})
 
 
+def test_somebody_who_fails_when_told_ends_no_watch(deciders, tmp_path):
+    def broken(change):
+        raise BrokenPipeError("closed terminal")
+
+    settings = load_settings(agent={"probe_every": 0.01})
+    with Healing(deciders, LINE, settings, tmp_path, "line-1", on_change=broken) as healing:
+        until(lambda: healing.ladder.level.index == 0)
+        deciders[0].probe_error = ServiceError("away")
+        until(lambda: healing.ladder.level.name == "local")
+        deciders[0].probe_error = None
+        until(lambda: healing.ladder.level.index == 0)
+
+
 def test_a_question_of_another_line_passes_unchanged(deciders, tmp_path):
     with heal(deciders, tmp_path) as healing:
         until(lambda: healing.ladder.level.index == 0)
