@@ -1,13 +1,15 @@
 """CSV: a header, then one row a record, of both kinds; lists are JSON arrays in a cell, an empty cell is left out.
 
 UTF-8, separated by commas, quoted as RFC 4180 says; a byte-order mark and CRLF are fine, and so are line ends within
-quotes. A row counts under the line that it begins in; the header is line 1.
+quotes. A row counts under the line that it begins in; the header is line 1. A row that is too long is passed over to
+its end, and kept in its beginning only.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -16,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from agentpipe.environments.csvio import parse_number
 from agentpipe.feedback.block import Refused
 from agentpipe.feedback.jsonl import UnfinishedError
-from agentpipe.feedback.rows import LONGEST_LINE, FaultError, load_json, typed_row
+from agentpipe.feedback.rows import KEPT_OF_LONG, LONGEST_LINE, TOO_LONG, FaultError, load_json, typed_row
 from agentpipe.feedback.schema import FIELDS
 
 if TYPE_CHECKING:
@@ -50,6 +52,9 @@ def read(file: IO[bytes]) -> Iterator[Row | Refused]:
     """Every record as exactly one result, after :func:`check` found nothing."""
     names: tuple[str, ...] = ()
     for line, cells in _records(file):
+        if isinstance(cells, str):
+            yield Refused("too_long", TOO_LONG, line, _bytes(cells)[:KEPT_OF_LONG])
+            continue
         if not names:
             names = _header(cells)
             continue
@@ -65,7 +70,7 @@ def row_of_cells(cells: Mapping[str, str], line: int | str) -> Row | Refused:
     raw = _bytes(json.dumps(cells, ensure_ascii=False))
     try:
         if len(raw) > LONGEST_LINE:
-            return Refused("too_long", f"a row has at most {LONGEST_LINE:,} bytes", line, raw[:4096])
+            return Refused("too_long", TOO_LONG, line, raw[:KEPT_OF_LONG])
         _check_text("".join(cells.values()))
         content = {name: _value(name, cell) for name, cell in cells.items() if cell}
         return typed_row(content, line, raw)
@@ -93,19 +98,36 @@ def _value(name: str, cell: str) -> Any:  # noqa: ANN401 - JSON
     return cell
 
 
-def _records(file: IO[bytes]) -> Iterator[tuple[int, list[str]]]:
-    """Records that are not blank, the header first, each with the line it begins in."""
+def _records(file: IO[bytes]) -> Iterator[tuple[int, list[str] | str]]:
+    """Records that are not blank, the header first, each with the line it begins in; of a too long one its beginning.
+
+    Raises:
+        UnfinishedError: a quote is open at the end.
+        FaultError: no header, a column that occurs twice, broken quoting.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    reader = csv.reader(_lines(text), strict=True)
-    first, header = 1, True
+    lines = _Lines(text)
+    reader = csv.reader(lines, strict=True)
+    header = True
     try:
-        for cells in reader:
-            if header and any(cell.strip() for cell in cells):
-                _header(cells)
-                header = False
+        while True:
+            first = lines.begin()
+            try:
+                cells = next(reader)
+            except StopIteration:
+                break
+            except _TooLongError as error:
+                if header:
+                    detail = f"line {first}: column names of more than {LONGEST_LINE:,} characters"
+                    raise FaultError("not_csv", detail) from error
+                yield first, str(error)
+                continue
             if any(cell.strip() for cell in cells):
+                if header:
+                    _header(cells)
+                    header = False
                 yield first, cells
-            first = reader.line_num + 1
         if header:
             raise FaultError("no_header", "there is no line with column names")
     except csv.Error as error:
@@ -116,11 +138,97 @@ def _records(file: IO[bytes]) -> Iterator[tuple[int, list[str]]]:
         text.detach()
 
 
-def _lines(text: io.TextIOWrapper[Any]) -> Iterator[str]:
-    while line := text.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE and not line.endswith(("\n", "\r")):
-            raise FaultError("not_csv", f"a line of more than {LONGEST_LINE:,} characters")
-        yield line
+class _TooLongError(Exception):
+    """The record that is being read has more than ``LONGEST_LINE`` characters; the text is its beginning."""
+
+
+class _Lines:
+    """The lines of a file for ``csv.reader``, which asks for as many as a record has; memory is bounded by a record.
+
+    Raises:
+        _TooLongError: (when iterated) the record is too long; the next line is the first one after it.
+    """
+
+    def __init__(self, text: io.TextIOWrapper[Any]) -> None:
+        self._text = text
+        self._number = 0
+        self._ahead = ""
+        self._held: list[str] = []
+        self._size = 0
+
+    def begin(self) -> int:
+        """A record begins; returns the number of its first line."""
+        self._held, self._size = [], 0
+        return self._number + 1
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = self._next()
+        self._held.append(line)
+        self._size += len(line)
+        if self._size > LONGEST_LINE:
+            self._pass_over()
+            raise _TooLongError("".join(self._held)[:KEPT_OF_LONG])
+        return line
+
+    def _next(self) -> str:
+        line, self._ahead = self._ahead, ""
+        if line != "\r":
+            line += self._text.readline(LONGEST_LINE + 1)
+        if not line:
+            raise StopIteration
+        if line.endswith("\r") and (line == "\r" or len(line) > LONGEST_LINE):  # its line feed may have been cut off
+            ahead = self._text.readline(1)
+            line, self._ahead = (line + ahead, "") if ahead == "\n" else (line, ahead)
+        self._number += line.endswith(("\n", "\r"))
+        return line
+
+    def _pass_over(self) -> None:
+        """Reads on to the end of the record."""
+        state = _FIELD
+        for line in itertools.chain(self._held, iter(self._next, None)):
+            state = _state_after(line, state)
+            if state == _END:
+                return
+        if state == _QUOTED:
+            raise UnfinishedError("a quote is open at the end")
+
+
+_FIELD, _PLAIN, _QUOTED, _QUOTE, _END = range(5)
+"""before a field, in one, in quotes, after a quote within quotes, after the record"""
+_ENDS: Final = {_PLAIN: re.compile(r"[,\r\n]"), _QUOTED: re.compile('"')}
+
+
+def _state_after(text: str, state: int) -> int:
+    """Where ``csv.reader`` is after ``text``: a line, or a piece of one.
+
+    Raises:
+        FaultError: something else than a comma follows a closing quote.
+    """
+    place = 0
+    while place < len(text):
+        if state in _ENDS:
+            found = _ENDS[state].search(text, place)
+            if found is None:
+                return state
+            place = found.start()
+        mark = text[place]
+        place += 1
+        if mark in "\r\n" and state != _QUOTED:
+            return _END
+        if state == _QUOTED:
+            state = _QUOTE
+        elif mark == '"' and state in (_FIELD, _QUOTE):
+            state = _QUOTED
+        elif mark == ",":
+            state = _FIELD
+        elif state == _QUOTE:
+            raise FaultError("not_csv", "',' expected after '\"'")
+        else:
+            state = _PLAIN
+    return state
 
 
 def _header(cells: list[str]) -> tuple[str, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from agentpipe.feedback.block import Refused
 from agentpipe.feedback.csvfile import row_of_cells
 from agentpipe.feedback.intake import Intake, committing
 from agentpipe.feedback.rows import FaultError, load_object, read_row
 from agentpipe.feedback.store import unpacked
-from agentpipe.feedback.stream import is_stream
+from agentpipe.feedback.stream import NO_ROW, is_stream
 
 if TYPE_CHECKING:
     import sqlite3
@@ -16,15 +17,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentpipe.feedback.batch import Batch
-    from agentpipe.feedback.block import Refused, Row
+    from agentpipe.feedback.block import Row
     from agentpipe.feedback.rules import Rules
 
+_MAY_CHANGE: Final = frozenset(
+    {"duplicate", "late", "future_time", "unknown_policy_version", "does_not_fit_policy", "probabilities"}
+)
+"""reasons that depend on more than the row itself: on the day, on what came before, on the policies"""
+_KEPT_IN_PART: Final = frozenset({"too_long", "malformed_row"})
+"""reasons with which a row is not kept as it came"""
 _AT_ONCE: Final = 2_000
 """rows that are fetched together"""
 
 
 def retry(store: Path, rules: Rules, *, reason: str | None = None, numbers: Collection[int] = ()) -> Intake:
     """Judges rows in quarantine by ``rules``; the valid ones leave it for their day, the others get the new reason.
+
+    A row that quarantine does not hold as it came (cut off, or without a row at all) keeps its reason.
 
     Files that were refused whole are no rows: correct them and drop them again. The caller holds the home's lock.
 
@@ -53,28 +62,51 @@ def retry(store: Path, rules: Rules, *, reason: str | None = None, numbers: Coll
     return Intake(rows_taken=batch.taken, quarantined=dict(sorted(batch.quarantined.items())))
 
 
+class _Entry(NamedTuple):
+    """A row in quarantine, and the file or stream that it came from."""
+
+    number: int
+    source: int
+    line: int | str
+    reason: str
+    detail: str
+    packed: bytes
+    name: str
+    digest: str
+
+    def row(self, store: Path) -> Row | Refused:
+        """The row again, or why it is still none."""
+        raw = unpacked(self.packed, self.number, store)
+        kept = Refused(self.reason, self.detail, self.line, raw)
+        ending = "" if is_stream(self.digest) else self.name.lower().rpartition(".")[2]
+        if self.reason in _KEPT_IN_PART or (is_stream(self.digest) and self.detail == NO_ROW):
+            return kept
+        if ending == "parquet" and self.reason not in _MAY_CHANGE:  # its values were written as JSON as far as they go
+            return kept
+        found = _of_csv(raw, self.line) if ending == "csv" else read_row(raw.strip(), self.line, raw)
+        return kept if isinstance(found, Refused) and self.reason in _MAY_CHANGE else found
+
+
 def _rows(batch: Batch, numbers: list[int]) -> Iterator[tuple[int, Row | Refused]]:
-    for number, source, line, raw, name, digest in _fetch(batch.connection, numbers):
-        batch.source(digest, name)
-        batch.again[source, line] = number
-        yield source, _parsed(unpacked(raw, number, batch.store), line, name, digest)
+    for entry in _fetch(batch.connection, numbers):
+        batch.source(entry.digest, entry.name)
+        batch.again[entry.source, entry.line] = entry.number
+        yield entry.source, entry.row(batch.store)
 
 
-def _fetch(connection: sqlite3.Connection, numbers: list[int]) -> list[tuple[int, int, int | str, bytes, str, str]]:
+def _fetch(connection: sqlite3.Connection, numbers: list[int]) -> list[_Entry]:
     marks = ", ".join("?" * len(numbers))
     query = (
-        "SELECT quarantine.number, source, line, raw, name, digest FROM quarantine"  # noqa: S608 - only marks
+        "SELECT quarantine.number, source, line, reason, detail, raw, name, digest FROM quarantine"  # noqa: S608
         f" JOIN sources ON sources.number = source WHERE quarantine.number IN ({marks}) ORDER BY quarantine.number"
     )
-    return connection.execute(query, numbers).fetchall()
+    return [_Entry._make(row) for row in connection.execute(query, numbers)]
 
 
-def _parsed(raw: bytes, line: int | str, name: str, digest: str) -> Row | Refused:
-    """The row again: of CSV its cells by column were kept, of every other format a JSON object."""
-    if name.lower().endswith(".csv") and not is_stream(digest):
-        try:
-            cells = load_object(raw)
-        except FaultError:  # not UTF-8, or too few cells: what it is not, it does not become
-            return read_row(raw.strip(), line, raw)
-        return row_of_cells({column: str(cell) for column, cell in cells.items()}, line)
-    return read_row(raw.strip(), line, raw)
+def _of_csv(raw: bytes, line: int | str) -> Row | Refused:
+    """Of CSV the cells by column were kept."""
+    try:
+        cells = load_object(raw)
+    except FaultError:  # not UTF-8: what it is not, it does not become
+        return read_row(raw.strip(), line, raw)
+    return row_of_cells({column: str(cell) for column, cell in cells.items()}, line)

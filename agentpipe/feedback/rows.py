@@ -22,6 +22,7 @@ LONGEST_LINE: Final = 1 << 20
 """bytes of one row"""
 KEPT_OF_LONG: Final = 4096
 """bytes of a longer row that quarantine shows"""
+TOO_LONG: Final = f"a row has at most {LONGEST_LINE:,} bytes"
 
 
 class FaultError(Exception):
@@ -40,7 +41,7 @@ def read_row(text: bytes, line: int | str, raw: bytes | None = None) -> Row | Re
     try:
         if len(text) > LONGEST_LINE:
             kept = kept[:KEPT_OF_LONG]
-            return Refused("too_long", f"a row has at most {LONGEST_LINE:,} bytes", line, kept)
+            return Refused("too_long", TOO_LONG, line, kept)
         return typed_row(load_object(text), line, kept)
     except FaultError as fault:
         return Refused(fault.reason, fault.detail, line, kept)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 FIELD: Final = b"row"
 """the field of an entry that holds the row"""
+NO_ROW: Final = "the entry has no field named row"
+"""detail of an entry that holds none"""
 _STREAM: Final = "stream:"
 
 Entry = tuple[bytes, dict[bytes, bytes] | None]
@@ -218,5 +220,5 @@ def _row(line: str, fields: dict[bytes, bytes]) -> Row | Refused:
     text = fields.get(FIELD)
     if text is None:
         names = {key.decode(errors="backslashreplace"): str(value)[:200] for key, value in list(fields.items())[:20]}
-        return Refused("missing_field", "the entry has no field named row", line, json.dumps(names).encode())
+        return Refused("missing_field", NO_ROW, line, json.dumps(names).encode())
     return read_row(text.strip(), line, text)

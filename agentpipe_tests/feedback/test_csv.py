@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tracemalloc
+from unittest import mock
 
 import pandas as pd
 import pytest
@@ -130,8 +132,8 @@ def test_a_row_with_too_few_or_too_many_cells_is_refused_and_the_next_one_taken(
         ("kind;decision_id;time\ndecision;d1;2026\n", "no_header"),
         ("kind,time,decision_id,time\n", "duplicate_column"),
         ('kind,decision_id\ndecision,"a"b\n', "not_csv"),
-        ("kind,decision_id\ndecision," + "x" * 200_000 + "\n", "not_csv"),
-        ("kind,decision_id\ndecision," + "x" * 2_000_000 + "\n", "not_csv"),
+        ("kind,decision_id,time" + "x" * 2_000_000 + "\n", "not_csv"),
+        ('kind,decision_id\ndecision,"' + "x" * 2_000_000 + '"b\n', "not_csv"),
         ("kind,d\udce9\n", "not_utf8"),
         ("\ufeffkind,decision_id\r\n".encode("utf-16-le").decode(errors="surrogateescape") + "\n", "not_utf8"),
     ],
@@ -143,6 +145,107 @@ def test_a_file_that_is_no_such_table_is_refused_whole(home, data, reason):
     assert (report["rows_taken"], home.names()) == (0, ["refused"])
     (refused,) = quarantined(home.store)
     assert (refused.line, refused.reason) == (0, reason)
+
+
+LONG = {
+    "one cell above the limit of the csv module": "x" * 200_000,
+    "one line": "x" * 2_000_000,
+    "many cells": "x," * 600_000,
+    "many lines": '"' + ("x" * 50 + "\n") * 25_000 + '"',
+    "many quotes": '"' + '""' * 700_000 + '"',
+    "many long cells": ",".join('"' + ("x" * 50 + "\n") * 2_500 + '"' for _ in range(20)),
+    "quotes that are none": 'a"' * 700_000,
+}
+
+
+@pytest.mark.parametrize("long", LONG)
+def test_a_row_that_is_too_long_is_quarantined_with_its_line_and_the_others_are_taken(home, long):
+    first, second = text(decision("d1")), text(decision("d2"), end="\n").partition("\n")[2]
+    row = f"decision,{LONG[long]}\n"
+    home.put("a.csv", (first + row + second + row + second.replace("d2", "d3")).encode())
+    report = home()
+    assert report["decisions"] == 3
+    assert sum(report["quarantined"].values()) == 2
+    reasons = {"one cell above the limit of the csv module": "malformed_row"}
+    found = quarantined(home.store)
+    assert {entry.reason for entry in found} == {reasons.get(long, "too_long")}
+    lines = row.count("\n")
+    assert [entry.line for entry in found] == [3, 3 + lines + 1]
+    if long in reasons:
+        assert all(json.loads(entry.raw) == ["decision", LONG[long]] for entry in found)
+    else:
+        assert all(entry.raw == row[:4096].encode() for entry in found)
+    taken = read_day(home.store, DAY)[0]
+    assert taken.column("line").to_pylist() == ["2", str(3 + lines), str(3 + 2 * lines + 1)]
+
+
+def test_a_long_cell_is_read_whole_where_its_row_is_not_too_long(home):
+    home.put(
+        "a.csv", text(decision("d1"), decision("d2", result="x" * 900_000), label(annotator="y" * 300_000)).encode()
+    )
+    report = home()
+    assert (report["decisions"], report["quarantined"]) == (1, {"invalid_field": 2})
+    assert [len(entry.raw) > 300_000 for entry in quarantined(home.store)] == [True, True]
+
+
+def test_a_row_that_is_too_long_takes_little_memory():
+    """Half a gigabyte of one row, read as it is made."""
+
+    class Endless(io.RawIOBase):
+        left = 500
+
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            self.left -= 1
+            data = (
+                b"kind,result\n"
+                if self.left == 499
+                else b"x" * 2**20
+                if self.left > 0
+                else b"\n"
+                if not self.left
+                else b""
+            )
+            data = data[: len(buffer)]
+            buffer[: len(data)] = data
+            return len(data)
+
+    tracemalloc.start()
+    found = list(csvfile.read(io.BufferedReader(Endless(), buffer_size=2**20)))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [refused.reason for refused in found] == ["too_long"]
+    assert most < 32 * 2**20
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(['"', ",", "\n", "\r\n", "\r", "a", "é", '""', "aaaaaaaa", '","', ',"']), max_size=40),
+    st.integers(5, 12),
+)
+def test_records_that_are_too_long_are_passed_over_as_the_csv_module_would_read_them(pieces, limit):
+    """With a limit of a few characters, beside a reading of the whole text."""
+    data = "kind\n" + "".join(pieces) + "\n"
+    lines = data.splitlines(keepends=True) if "\r" not in data else io.StringIO(data, newline="").readlines()
+    whole, reader, before = [], csv.reader(lines, strict=True), 0
+    try:
+        for cells in reader:
+            size = sum(map(len, lines[before : reader.line_num]))
+            if size > limit and before:
+                whole.append((before + 1, None))
+            elif any(cell.strip() for cell in cells):
+                whole.append((before + 1, cells))
+            before = reader.line_num
+    except csv.Error:
+        whole = []
+    with mock.patch.object(csvfile, "LONGEST_LINE", limit):
+        try:
+            found = list(csvfile._records(io.BytesIO(data.encode())))
+        except (csvfile.FaultError, csvfile.UnfinishedError):
+            found = []
+    assert [(line, None if isinstance(cells, str) else cells) for line, cells in found] == whole
 
 
 @pytest.mark.parametrize("end", ["", '\r\ndecision,"a\r\n'])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from agentpipe.feedback.intake import rules_for
 from agentpipe.feedback.retry import retry
 from agentpipe.feedback.store import day_state, quarantine_counts, quarantined, read_day
+from agentpipe_tests.feedback import test_csv, test_parquet, test_rules
 from agentpipe_tests.feedback.examples import DAY, NOW, SHAPE, Home, decision, label
 from agentpipe_tests.feedback.test_csv import text
 from agentpipe_tests.feedback.test_parquet import table
@@ -83,6 +87,59 @@ def test_of_two_rows_of_one_id_in_quarantine_the_first_is_taken(home):
     found = again(home)
     assert (found["rows_taken"], found["quarantined"]) == (1, {"duplicate": 1})
     assert read_day(home.store, DAY)[0].column("action").to_pylist() == [1]
+
+
+def examples(test):
+    """The arguments that another test is parametrised with."""
+    return test.pytestmark[0].args[1]
+
+
+def every_fault(home):
+    """Every malformed row that the tests of the formats have, each in the format of its test."""
+    rows = [
+        row
+        for row, _ in examples(
+            test_rules.test_each_malformed_row_is_quarantined_with_reason_and_line_and_the_good_one_taken
+        )
+    ]
+    home.drop("a.jsonl", *(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    changes = [
+        change for change, _ in examples(test_csv.test_each_malformed_row_is_quarantined_with_its_line_and_its_cells)
+    ]
+    wrong = [{**test_csv.cells(decision(f"c{number}")), **change} for number, change in enumerate(changes)]
+    body = io.StringIO()
+    writer = csv.DictWriter(body, test_csv.COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(wrong)
+    more = "decision,d3\n" + "x," * 40 + "\n" + "decision," + "x" * 1_100_000 + "\n"
+    home.put("b.csv", (body.getvalue() + more).encode(errors="surrogateescape"))
+    of_rows = examples(test_parquet.test_each_malformed_row_is_quarantined_with_its_number_and_the_good_one_taken)
+    for number, (change, types, _) in enumerate(of_rows):
+        home.put(f"row{number}.parquet", test_parquet.data(table(decision(f"p{number}", **change), **types)))
+    of_columns = examples(test_parquet.test_a_column_of_another_type_refuses_its_rows)
+    for number, (name, values, _) in enumerate(of_columns):
+        content = table(decision(f"q{number}"))
+        place = content.schema.get_field_index(name)
+        changed = content.append_column(name, values) if place < 0 else content.set_column(place, name, values)
+        home.put(f"column{number}.parquet", test_parquet.data(changed))
+
+
+def test_a_row_that_is_judged_again_by_the_same_rules_keeps_its_reason(home):
+    every_fault(home)
+    assert home()["files_refused"] == {}
+    before = {row.number: (row.file, row.line, row.reason, row.raw) for row in quarantined(home.store)}
+    assert len(before) > 90
+    assert again(home)["rows_taken"] == 0
+    assert {row.number: (row.file, row.line, row.reason, row.raw) for row in quarantined(home.store)} == before
+
+
+def test_a_row_of_parquet_that_is_not_kept_as_it_came_is_not_taken_as_something_else(home):
+    """The bytes ``b"d1"`` are written as a text in quarantine, and would pass as an id of that name."""
+    content = table(decision())
+    place = content.schema.get_field_index("decision_id")
+    home.put("a.parquet", test_parquet.data(content.set_column(place, "decision_id", pa.array([b"d1"]))))
+    assert home()["quarantined"] == {"invalid_field": 1}
+    assert again(home)["quarantined"] == {"invalid_field": 1}
 
 
 def test_files_that_were_refused_and_rows_that_are_no_text_stay(home):

@@ -86,6 +86,18 @@ def test_poison_is_quarantined_with_its_entry_and_acknowledged(client, take, hom
     assert places == {(NAME, identifiers[place].decode()) for place in (0, 1, 2, 4)}
 
 
+def test_an_entry_without_a_row_keeps_its_reason_when_it_is_judged_again(client, take, home):
+    """Whatever its fields are called: they are no row, also where they read like one."""
+    client.xadd(NAME, {"other": "x"})
+    client.xadd(NAME, {name: json.dumps(value) for name, value in decision().items()})
+    client.xadd(NAME, {b"\xff": b"\xfe"})
+    assert take().quarantined == {"missing_field": 3}
+    before = quarantined(home.store)
+    done = retry(home.store, RULES)
+    assert (done.rows_taken, done.quarantined) == (0, {"missing_field": 3})
+    assert quarantined(home.store) == before
+
+
 def test_a_crash_after_the_commit_and_before_the_acknowledgement_doubles_nothing(client, take, home, monkeypatch):
     send(client, decision(), "{", decision("d2", policy_version="new"))
     strict = rules_for(now=NOW, shape=SHAPE, versions=["p1"])
