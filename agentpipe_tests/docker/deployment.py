@@ -68,17 +68,27 @@ class Deployment:
 
     Args:
         place: A folder of its own, not below /tmp.
-        postgres: The running database server.
+        postgres: The running database server, where a service needs one.
         changes: Texts of ``dagster.yaml`` to replace.
         settings: More environment variables, as ``docker/agentpipe.env`` would hold them.
+        variables: What ``docker/.env`` would hold beside the passwords.
     """
 
     def __init__(
-        self, place: Path, postgres: PostgresServer, changes: dict[str, str], settings: dict[str, str]
+        self,
+        place: Path,
+        postgres: PostgresServer | None,
+        *,
+        changes: dict[str, str] | None = None,
+        settings: dict[str, str] | None = None,
+        variables: dict[str, str] | None = None,
     ) -> None:
+        self.services = files.compose({**files.PASSWORDS, **(variables or {})})["services"]
+        self.settings = settings or {}
         self.place, self.home = place, place / "home"
         self.home.mkdir(parents=True)
-        self.ports = {4000: free_port(), 3000: free_port(), 5432: postgres.port}
+        self.ports = {port: free_port() for port in (3000, 4000, 9464)}
+        self.ports[5432] = postgres.port if postgres else free_port()
         self.names = {
             **{f"http://{name}": "http://127.0.0.1" for name in OWN_NAMES},
             **{f"-h {name} ": "-h 127.0.0.1 " for name in OWN_NAMES},
@@ -90,13 +100,12 @@ class Deployment:
         }
         (place / "etc").mkdir()
         for name, by in (
-            ("dagster.yaml", changes),
+            ("dagster.yaml", changes or {}),
             ("workspace.yaml", {"host: code": "host: 127.0.0.1", "4000": str(self.ports[4000])}),
         ):
             text = (files.DOCKER / name).read_text()
             assert all(old in text for old in by)
             (place / "etc" / name).write_text(files.replaced(text, by))
-        self.settings = settings
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.url = f"http://127.0.0.1:{self.ports[3000]}"
 
@@ -120,14 +129,14 @@ class Deployment:
         cache_folder.mkdir(parents=True, exist_ok=True)
         here = {"home": self.home, "cache": cache_folder}
         mounts = []
-        for volume in files.services()[service]["volumes"]:
+        for volume in self.services[service]["volumes"]:
             name, _, mode = volume.split(":") if volume.count(":") == 2 else (*volume.split(":"), "rw")
             mounts += [mode, str(here[name])]
         return ["unshare", "--mount", "sh", "-c", _READ_ONLY, "sh", *mounts, "--", *found]
 
     def environment(self, service: str) -> dict[str, str]:
         """The variables of the image and the service, over those of this machine."""
-        given = {**files.image().environment, **files.services()[service]["environment"], **self.settings}
+        given = {**files.image().environment, **self.services[service]["environment"], **self.settings}
         given.pop("PATH")
         given.pop("AGENTPIPE_CACHE")  # kernels that are compiled already
         given.pop("REDIS_URL", None)  # walked by a test of its own
@@ -140,7 +149,7 @@ class Deployment:
         """Starts a service in a session of its own."""
         with (self.place / f"{service}.log").open("wb") as log:
             self.processes[service] = subprocess.Popen(
-                self.contained(service, files.command(files.services()[service])),
+                self.contained(service, files.command(self.services[service])),
                 env=self.environment(service),
                 cwd=self.place,
                 stdin=subprocess.DEVNULL,
@@ -163,7 +172,7 @@ class Deployment:
     def healthy(self, service: str) -> bool:
         """Whether the health check of the files passes; seconds of computing, so ask once it may."""
         assert self.processes[service].poll() is None, self.said(service)
-        words = self.contained(service, files.health(files.services()[service]))
+        words = self.contained(service, files.health(self.services[service]))
         return not subprocess.run(words, env=self.environment(service), cwd=self.place, capture_output=True).returncode
 
     def stop(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from agentpipe.defs.instance import open_instance
 from agentpipe.storage import home_lock
 from agentpipe_tests.docker import files
 from agentpipe_tests.docker.deployment import Deployment, read_only_is_possible
@@ -44,8 +45,8 @@ def deployment():
         given = Deployment(
             Path(place),
             server,
-            {"max_concurrent_runs: 1 ": f"max_concurrent_runs: {FOUR} "},
-            {"AGENTPIPE_PROFILE": "demo", "AGENTPIPE_SCHEDULE__EVERY_SECONDS": "600"},
+            changes={"max_concurrent_runs: 1 ": f"max_concurrent_runs: {FOUR} "},
+            settings={"AGENTPIPE_PROFILE": "demo", "AGENTPIPE_SCHEDULE__EVERY_SECONDS": "600"},
         )
         try:
             given.finish("prepare")
@@ -61,11 +62,11 @@ def deployment():
 
 @pytest.fixture
 def instance(deployment, monkeypatch):
-    """The instance as a process beside the services sees it."""
+    """The instance as `agentpipe run` in the container `code` opens it."""
     for name, value in deployment.environment("code").items():
         if name.startswith("DAGSTER_"):
             monkeypatch.setenv(name, value)
-    with dg.DagsterInstance.get() as found:
+    with open_instance(deployment.home) as found:
         yield found
 
 

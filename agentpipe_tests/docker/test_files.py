@@ -12,8 +12,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import typer.main
 import yaml
 
+from agentpipe.cli.main import app
 from agentpipe.defs.instance import CONFIGURATION
 from agentpipe.serving.deployment import serving_repository
 from agentpipe.settings import load_settings
@@ -23,6 +25,9 @@ from agentpipe_tests.strategies import REPOSITORY
 
 EVERY = sorted(services())
 OURS = [name for name in EVERY if own(services()[name])]
+OF_DAGSTER = [name for name in OURS if name != "agent"]
+ON_THE_HOST = ["agent", "prometheus"]
+"""In the host's network: lines and figures of agents may be on its loopback address, where they also listen."""
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 # What each image documents: the port that its program takes where the command names none, and variables.
 DOCUMENTED_PORTS = {"postgres": {5432}, "tritonserver": {8000, 8001, 8002}, "prometheus": {9090}}
@@ -167,7 +172,8 @@ def test_a_service_has_no_more_rights_than_it_needs(name):
     assert "cap_add" not in service
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["init"] is True
-    assert {"privileged", "network_mode", "pid", "ipc", "devices"}.isdisjoint(service)
+    assert {"privileged", "pid", "ipc", "devices"}.isdisjoint(service)
+    assert service.get("network_mode") == ("host" if name in ON_THE_HOST else None)
     user = service.get("user", image().user if own(service) else "65534:65534" if name == "prometheus" else "")
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
     assert not any("docker.sock" in volume for volume in service.get("volumes", []))
@@ -206,32 +212,43 @@ def listens(name):
     """Ports that a service's program listens on: those that its command names, else the documented ones."""
     service = services()[name]
     words = " ".join(files.command(service))
-    named = {int(port) for port in re.findall(r"(?:-p|--port)[ =](\d+)", words)}
+    named = {int(port) for port in re.findall(r"(?:-p|--port|--web.listen-address=127.0.0.1)[ =:](\d+)", words)}
+    if name == "agent":
+        named = {load_settings().agent.metrics_port}
     return named or next((ports for program, ports in DOCUMENTED_PORTS.items() if program in service["image"]), set())
 
 
-def test_every_address_is_of_a_service_that_listens_there_and_can_be_reached():
-    """``host:port`` in commands, variables and configuration; both ends are in one network."""
+def addresses():
+    """Every ``host:port`` in commands, variables, health checks and configuration, and who asks there."""
     parts = ("command", "environment", "healthcheck")
     said = {name: json.dumps([services()[name].get(part) for part in parts]) for name in EVERY}
     code = yaml.safe_load(text("workspace.yaml"))["load_from"][0]["grpc_server"]
     said["webserver"] += f" {code['host']}:{code['port']}"
     said["daemon"] += f" {code['host']}:{code['port']}"
     said["prometheus"] += text("prometheus.yml")
-    hosts = "|".join(re.escape(name) for name in EVERY)
-    found = [
-        (name, host, int(port))
-        for name, words in said.items()
-        for host, port in re.findall(rf"(?<![\w.-])({hosts}):(\d+)", words)
-    ]
-    assert len({host for _, host, _ in found}) >= 5
-    for name, host, port in found:
+    hosts = "|".join(re.escape(name) for name in (*EVERY, "127.0.0.1", "localhost"))
+    found = re.compile(rf"(?<![\w.-])({hosts}):(\d+)")
+    return [(name, host, int(port)) for name, words in said.items() for host, port in found.findall(words)]
+
+
+def test_every_address_inside_is_of_a_service_that_listens_there_and_can_be_reached():
+    inside = [entry for entry in addresses() if entry[1] in EVERY]
+    assert {host for _, host, _ in inside} == {"code", "redis", "triton-check", "webserver"}
+    for name, host, port in inside:
         assert port in listens(host), (name, host, port)
         assert set(services()[name]["networks"]) & set(services()[host]["networks"]), (name, host)
 
 
+def test_every_loopback_address_is_of_the_service_itself_or_published_there():
+    published = {int(entry.split(":")[1]) for name in EVERY for entry in services()[name].get("ports", [])}
+    on_the_host = published.union(*(listens(name) for name in ON_THE_HOST))
+    for name, host, port in addresses():
+        if host not in EVERY:
+            assert port in (on_the_host if name in ON_THE_HOST or name == "code" else listens(name)), (name, port)
+
+
 def test_those_that_need_postgres_reach_it():
-    for name in OURS:
+    for name in OF_DAGSTER:
         given = services()[name]["environment"]
         assert (given["DAGSTER_POSTGRES_HOST"], int(given["DAGSTER_POSTGRES_PORT"])) == ("postgres", 5432)
         assert set(services()[name]["networks"]) & set(services()["postgres"]["networks"])
@@ -251,7 +268,8 @@ def test_the_databases_have_no_way_out_and_publish_nothing():
 def test_every_variable_of_our_services_is_read_by_something(name, monkeypatch):
     given = {**image().environment, **services()[name]["environment"]}
     asked = set(re.findall(r"env: (\w+)", text("dagster.yaml")))
-    assert {variable for variable in given if variable.startswith("DAGSTER_")} == asked | {"DAGSTER_HOME"}
+    of_dagster = {variable for variable in given if variable.startswith("DAGSTER_")}
+    assert of_dagster == {"DAGSTER_HOME"} | (asked if name in OF_DAGSTER else set())
     known = {"PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "MPLCONFIGDIR"}
     assert all(variable.startswith(("DAGSTER_", "AGENTPIPE_", "REDIS_URL")) or variable in known for variable in given)
     for variable, value in given.items():
@@ -313,6 +331,14 @@ def test_every_program_of_our_services_is_in_the_image(name):
         assert files.path_in_checkout(path) is not None, path
 
 
+def test_the_agent_is_started_with_options_that_it_has():
+    program, *words = files.command(services()["agent"])
+    assert program == "agentpipe"
+    command = typer.main.get_command(app).commands[words[0]]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+
+
 # ------------------------------------------------------------------------------------------------ configuration files
 
 
@@ -330,7 +356,7 @@ def test_prometheus_asks_those_that_have_figures():
     for job in content["scrape_configs"]:
         assert set(job) == {"job_name", "static_configs"}
     targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in content["scrape_configs"]}
-    assert targets == {"triton": ["triton:8002"], "agent": [f"agent:{load_settings().agent.metrics_port}"]}
+    assert targets == {"triton": ["127.0.0.1:8002"], "agent": [f"127.0.0.1:{load_settings().agent.metrics_port}"]}
     judge = shutil.which("promtool")
     if judge:
         done = subprocess.run([judge, "check", "config", DOCKER / "prometheus.yml"], capture_output=True, text=True)
