@@ -90,7 +90,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Field]]] = {"decision": DECISION, "label
 KEY: Final[Mapping[str, str]] = {"decision": "decision_id", "label": "label_id"}
 
 _TIME = pa.timestamp("us", tz="UTC")
-# where a row came from: the digest of its file and the line in it, or a stream and the id of its entry
+# where a row came from: the digest of its file and the line in it, or a stream and its entry
 _SOURCE = [pa.field("source", pa.string()), pa.field("line", pa.string())]
 DECISION_TABLE: Final = pa.schema(
     [

@@ -1,7 +1,8 @@
 """Feedback from a Redis stream, read as a consumer group: one entry a row, in the field ``row`` as a JSON object.
 
 An entry is acknowledged only after its row is durable, in its day or in quarantine. One that was delivered and not
-acknowledged (a crash, a lost connection) is delivered again, and is then seen by its id to have been taken.
+acknowledged (a crash, a lost connection) is delivered again, and is then seen to have been taken: by its id and its
+content, since a server that was emptied or replaced may give an id a second time.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ FIELD: Final = b"row"
 NO_ROW: Final = "the entry has no field named row"
 """detail of an entry that holds none"""
 _STREAM: Final = "stream:"
+_SHORT: Final = 12
+"""characters of a digest that tell entries of one id apart"""
 
 Entry = tuple[bytes, dict[bytes, bytes] | None]
 
@@ -81,7 +84,9 @@ def stream_of(settings: Settings) -> FeedbackStream | None:
 
 
 def waiting_entries(source: FeedbackStream) -> str:
-    """What the stream holds that is not acknowledged: its last entry's id and how many; empty where there is nothing.
+    """What the stream holds that is not acknowledged; empty where there is nothing.
+
+    Its last entry's id, how many, and a digest of its first and last entry: the ids may come a second time.
 
     Raises:
         RedisServerError: the server is away, slow, refuses, or the key is no stream.
@@ -99,7 +104,8 @@ def waiting_entries(source: FeedbackStream) -> str:
         behind = own[0]["last-delivered-id"] != about["last-generated-id"]
         count = int(own[0]["pending"]) + (int(behind) if lag is None else int(lag))
     last = about["last-generated-id"]
-    return f"{last.decode() if isinstance(last, bytes) else last}:{count}" if count else ""
+    ends = digest_bytes(repr((about.get("first-entry"), about.get("last-entry"))).encode())[:_SHORT]
+    return f"{last.decode() if isinstance(last, bytes) else last}:{count}:{ends}" if count else ""
 
 
 class Taken(NamedTuple):
@@ -208,12 +214,19 @@ def _add(batch: Batch, stream: str, entries: list[Entry]) -> None:
     """The rows of entries that are not in quarantine already; what was deleted meanwhile has none."""
     source = batch.source(f"{_STREAM}{stream}", stream)[0]
     for identifier, fields in entries:
-        line = identifier.decode()
+        line = place_of_entry(identifier, fields)
         query = "SELECT 1 FROM quarantine WHERE source = ? AND line = ?"
         if batch.connection.execute(query, (source, line)).fetchone():
             batch.already += 1
         elif fields:
             batch.add(source, iter([_row(line, fields)]))
+
+
+def place_of_entry(identifier: bytes, fields: dict[bytes, bytes] | None) -> str:
+    """Which entry it was, whatever became of the server: ``<id>#<digest of its row, or of all its fields>``."""
+    content = (fields or {}).get(FIELD)
+    data = content if content is not None else repr(sorted((fields or {}).items())).encode()
+    return f"{identifier.decode()}#{digest_bytes(data)[:_SHORT]}"
 
 
 def _row(line: str, fields: dict[bytes, bytes]) -> Row | Refused:

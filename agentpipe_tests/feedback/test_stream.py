@@ -67,7 +67,7 @@ def test_rows_are_taken_in_bounded_batches_and_acknowledged(client, take, home):
     state = day_state(home.store, DAY)
     assert (state.decisions, state.labelled) == (25, 1)
     rows = read_day(home.store, DAY)[0].to_pylist()
-    assert {row["line"] for row in rows} == {identifier.decode() for identifier in identifiers[:25]}
+    assert {row["line"].partition("#")[0] for row in rows} == {identifier.decode() for identifier in identifiers[:25]}
     assert {row["source"] for row in rows} == {"stream:feedback"}
 
 
@@ -82,7 +82,7 @@ def test_poison_is_quarantined_with_its_entry_and_acknowledged(client, take, hom
     done = take()
     assert (done.rows_taken, pending(client)) == (1, 0)
     assert done.quarantined == {"does_not_fit_policy": 1, "missing_field": 1, "not_json": 1, "not_utf8": 1}
-    places = {(row.file, row.line) for row in quarantined(home.store)}
+    places = {(row.file, row.line.partition("#")[0]) for row in quarantined(home.store)}
     assert places == {(NAME, identifiers[place].decode()) for place in (0, 1, 2, 4)}
 
 
@@ -176,9 +176,84 @@ def test_what_waits_is_seen_until_it_is_acknowledged(server, client, home):
     source = FeedbackStream(server.url, NAME, GROUP)
     assert waiting_entries(source) == ""
     first = client.xadd(NAME, {"row": b"{}"}).decode()
-    assert waiting_entries(source) == f"{first}:1"
+    assert waiting_entries(source).startswith(f"{first}:1:")
     take_stream(source, home.store, RULES)
     assert waiting_entries(source) == ""
     second = client.xadd(NAME, {"row": b"{}"}).decode()
     client.xreadgroup(GROUP, "another", {NAME: ">"})  # delivered to one that died
-    assert waiting_entries(source) == f"{second}:1"
+    assert waiting_entries(source).startswith(f"{second}:1:")
+
+
+# ------------------------------------------------------------------------------------- ids that come a second time
+
+EMPTIED = {
+    "emptied": lambda client: client.flushall(),
+    "stream removed": lambda client: client.delete(NAME),
+    "group made anew": lambda client: client.xgroup_destroy(NAME, GROUP) and client.delete(NAME),
+}
+"""what gives ids a second time, as a new server does"""
+WRONG = {"other": "x"}
+
+
+def place(client, *entries):
+    """Entries under ids of the sender's own: 1-1, 1-2, …"""
+    for number, entry in enumerate(entries, 1):
+        fields = {"row": json.dumps(entry)} if "kind" in entry else entry
+        client.xadd(NAME, fields, id=f"1-{number}")
+
+
+@pytest.mark.parametrize("emptied", EMPTIED)
+def test_entries_whose_ids_were_taken_before_are_lost_to_none_of_their_rows(client, take, home, emptied):
+    """Whatever stood under an id before, valid or not: another row under it lands once."""
+    valid = [decision(f"d{number}") for number in range(3)]
+    place(client, valid[0], WRONG, {"row": "{"}, valid[1], decision("d5", policy_version="x"))
+    strict = rules_for(now=NOW, shape=SHAPE, versions=["p1"])
+    first = take(rules=strict)
+    assert (first.rows_taken, sum(first.quarantined.values())) == (2, 3)
+    EMPTIED[emptied](client)
+    other = {"row": "[", "sent": "later"}
+    place(client, WRONG, valid[2], other, decision("d6", policy_version="y"), label(decision_id="d0"), {"more": "x"})
+    second = take(rules=strict)
+    assert (second.rows_taken, second.rows_already, pending(client)) == (2, 0, 0)
+    assert second.quarantined == {"missing_field": 2, "not_json": 1, "unknown_policy_version": 1}
+    state = day_state(home.store, DAY)
+    assert (state.decisions, state.labels) == (3, 1)
+    kept = [(row.line.partition("#")[0], row.reason) for row in quarantined(home.store)]
+    assert sorted(kept) == [
+        ("1-1", "missing_field"),
+        ("1-2", "missing_field"),
+        ("1-3", "not_json"),
+        ("1-3", "not_json"),
+        ("1-4", "unknown_policy_version"),
+        ("1-5", "unknown_policy_version"),
+        ("1-6", "missing_field"),
+    ]
+
+
+def test_another_row_of_the_same_id_and_decision_is_a_duplicate_that_is_kept(client, take, home):
+    place(client, decision("d1", action=1))
+    take()
+    client.flushall()
+    place(client, decision("d1", action=0))
+    assert take().quarantined == {"duplicate": 1}
+    assert json.loads(quarantined(home.store)[0].raw)["action"] == 0
+
+
+def test_the_same_entries_once_more_are_known(client, take, home):
+    for again in range(2):
+        place(client, decision(), WRONG, {"row": "{"}, label())
+        done = take()
+        assert (done.rows_taken, done.rows_already) == ((0, 4) if again else (2, 0))
+        client.flushall()
+    assert quarantine_counts(home.store) == {"missing_field": 1, "not_json": 1}
+
+
+def test_what_waits_under_ids_that_were_taken_before_is_another_thing_that_waits(server, client, take):
+    source, seen = FeedbackStream(server.url, NAME, GROUP), []
+    for rows in ([decision("a")], [decision("b")], [decision("c"), decision("a")], [decision("d"), decision("a")]):
+        client.flushall()
+        place(client, *rows)
+        seen.append(waiting_entries(source))
+        take()
+        assert waiting_entries(source) == ""
+    assert len(set(seen)) == 4
