@@ -157,7 +157,8 @@ def _show(content: dict[str, Any]) -> None:
     typer.echo(f"Bundle:  {bundle['path']} ({promotable})")
     checked = bundle["server_check"]
     if checked["status"] == "SKIPPED":
-        typer.echo(f"Server check: SKIPPED, so the bundle is not promoted - {checked['reason']}")
+        effect = "" if content["champion"]["promoted"] else ", so the bundle is not promoted"
+        typer.echo(f"Server check: SKIPPED{effect} - {checked['reason']}")
     else:
         typer.echo(f"Server check: {checked['status']} in {checked['server']}")
     typer.echo(f"Largest difference to the policy: {bundle['parity_max_abs_diff']:.1e}")

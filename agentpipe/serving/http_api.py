@@ -40,7 +40,7 @@ class HttpServer:
 
     def metadata(self) -> dict[str, Any]:
         """``name``, ``version`` and ``extensions`` of the server."""
-        return self._call("GET", "v2")
+        return self._call("GET", "v2", timeout=min(self.timeout, 10.0))  # one that is not there is soon found out
 
     def load(
         self, model: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
@@ -104,13 +104,13 @@ class HttpServer:
                 f"the answer is not a table of tensors: {error!r}", url=self.address, model=model
             ) from error
 
-    def _call(self, method: str, path: str, content: object = None) -> dict[str, Any]:
+    def _call(self, method: str, path: str, content: object = None, timeout: float | None = None) -> dict[str, Any]:
         data = None if content is None else json.dumps(content).encode()
         request = urllib.request.Request(
             f"http://{self.address}/{path}", data, {"Content-Type": "application/json"}, method=method
         )
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as answer:  # noqa: S310 - always http
+            with urllib.request.urlopen(request, timeout=timeout or self.timeout) as answer:  # noqa: S310 - always http
                 text = answer.read()
         except urllib.error.HTTPError as error:
             raise RefusedError(_reason(error), url=self.address, status=error.code) from error

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 OLDEST: Final = (2, 44)  # 24.03: ONNX Runtime 1.17, the first that reads opset 20
 INSTALL: Final = "install one: agentpipe bundle install-triton; or name one that runs: AGENTPIPE_TRITON_URL"
+_PATIENCE: Final = 120.0
+"""seconds that loading a model may take: a laden machine starts a backend's process slowly"""
 _NOT_EXPLICIT: Final = "explicit model load / unload is not allowed"
 
 
@@ -60,7 +62,7 @@ class Given:
             NoServerError: it does not answer, is too old, or takes no models on demand.
             RefusedError: it refuses this bundle.
         """
-        server = HttpServer(self.http)
+        server = HttpServer(self.http, timeout=_PATIENCE)
         metadata = _identify(server)
         name = f"agentpipe-check-{report.digest[:12]}-{secrets.token_hex(4)}"
         config = _config(bundle, report, name)
@@ -102,7 +104,7 @@ class Installed:
                 started = stack.enter_context(TritonServer(bundle, self.installation, control="explicit"))
             except ServiceError as error:
                 raise NoServerError(error.message, **error.where, remedy=error.remedy) from error
-            server = HttpServer(started.http)
+            server = HttpServer(started.http, timeout=_PATIENCE)
             metadata = _identify(server)
             config = _config(bundle, report, report.model_name)
             server.load(report.model_name)

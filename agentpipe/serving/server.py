@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -29,11 +31,22 @@ if TYPE_CHECKING:
 __all__ = ["TritonInstallation", "TritonServer", "find_triton", "install_triton"]
 
 HOST: Final = "127.0.0.1"
+# prctl(PR_SET_PDEATHSIG, SIGKILL) survives exec; the second look is for a parent that has died before it.
+_WITH_PARENT: Final = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 Control = Literal["none", "poll", "explicit"]
 
 
 class TritonServer:
     """A Triton over one model repository, as a context manager; stopped on leaving.
+
+    On Linux it ends with the thread that started it, also where that is killed.
 
     Args:
         repository: The model repository, for example a bundle.
@@ -135,8 +148,10 @@ class TritonServer:
 def _start(command: Sequence[str], installation: TritonInstallation, log: Path) -> subprocess.Popen[bytes]:
     try:
         with log.open("wb") as file:
+            if not os.access(command[0], os.X_OK):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
             return subprocess.Popen(  # noqa: S603 - our own installation
-                command,
+                [sys.executable, "-I", "-S", "-c", _WITH_PARENT, str(os.getpid()), *command],
                 env=stub_environment(installation),
                 stdin=subprocess.DEVNULL,
                 stdout=file,

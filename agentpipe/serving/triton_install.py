@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from agentpipe.errors import ServiceError
 from agentpipe.progress import Progress, silent
+from agentpipe.storage import write_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,8 +76,7 @@ def find_triton(home: Path | None = None) -> TritonInstallation | None:
     # The backend is ours and small: the one of this very version is used, whenever the rest was installed.
     target = installation.backends / "onnxruntime" / "model.py"
     if not target.is_file() or target.read_bytes() != _BACKEND.read_bytes():
-        target.parent.mkdir(exist_ok=True)
-        shutil.copy(_BACKEND, target)
+        write_bytes(target, _BACKEND.read_bytes())  # whole or not at all: a server may be loading it
     return installation
 
 

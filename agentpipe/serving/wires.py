@@ -53,7 +53,7 @@ class GrpcWire:
 
     name = "gRPC"
 
-    def __init__(self, url: str, model: str, *, timeout: float = 10.0) -> None:
+    def __init__(self, url: str, model: str, *, timeout: float = 60.0) -> None:
         from tritonclient.grpc import InferenceServerClient
 
         self.url, self.model, self.timeout = url, model, timeout

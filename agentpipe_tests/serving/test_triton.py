@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -126,6 +128,34 @@ def test_a_port_in_use_is_refused_before_anything_starts(built, triton):
         port = holder.getsockname()[1]
         with pytest.raises(ServiceError, match=f"port {port}"):
             TritonServer(built.path, triton, grpc_port=port)
+
+
+STARTER = """
+import sys, time
+from pathlib import Path
+from agentpipe.serving.server import TritonServer, find_triton
+server = TritonServer(Path(sys.argv[1]), find_triton(), control="explicit")
+print(server.http, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_is_killed_leaves_no_server_behind(built, triton):
+    command = [sys.executable, "-c", STARTER, str(built.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        http = HttpServer(process.stdout.readline().strip())
+        assert http.metadata()["name"] == "triton"
+        process.kill()
+        process.wait()
+
+    def gone():
+        try:
+            http.metadata()
+        except ServiceError:
+            return True
+        return False
+
+    assert until(gone), "the server outlives who started it"
 
 
 def test_a_busy_client_sees_versions_come_and_go_without_a_failed_request(built, triton, tmp_path, inputs):
