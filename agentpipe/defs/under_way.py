@@ -12,6 +12,8 @@ from agentpipe.defs.table_plan import CHANGE_TAG
 OVER = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 """Statuses of a run that will not change any more."""
 UNFINISHED = [status for status in dg.DagsterRunStatus if status not in OVER]
+SKIPPED_TAG = "agentpipe/skipped"
+"""Tag of a run that made no candidate, since there was nothing to learn; its value says why."""
 
 
 def unless_under_way(

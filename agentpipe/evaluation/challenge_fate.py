@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 Action = Literal["promote", "hold", "refuse", "compare_again", "retrain"]
+OLDER = "it is older than the champion"
+"""Reason of a refusal by the fourth rule."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ class Fate:
 
     action: Action
     reason: str
+
+    @property
+    def overtaken(self) -> bool:
+        """Another candidate was faster; what this one has learned was judged by nobody."""
+        return self.action in ("retrain", "compare_again") or (self.action == "refuse" and self.reason == OLDER)
 
 
 def decide(standing: Standing) -> Fate:
@@ -113,7 +120,7 @@ def _first(standing: Standing) -> Fate | None:
 
 def _behind(standing: Standing) -> Fate | None:
     if standing.older_than_champion:
-        return Fate("refuse", "it is older than the champion")
+        return Fate("refuse", OLDER)
     if standing.missing_labels > 0:
         count = standing.missing_labels
         return Fate("retrain", f"the champion has learned {count} correction(s) that this candidate has not")

@@ -17,6 +17,7 @@ from agentpipe.defs.feedback.due import FEEDBACK_TAG, feedback_waits, store
 from agentpipe.defs.feedback.sensors import ATTEMPTS, INTAKE_TAG, feedback_sensor
 from agentpipe.defs.partitions import candidate_key, last_closed_day
 from agentpipe.defs.resources import Workspace
+from agentpipe.defs.under_way import SKIPPED_TAG
 from agentpipe.feedback.index import index_path
 from agentpipe.feedback.intake import take_in
 from agentpipe.feedback.store import day_state, days
@@ -263,6 +264,65 @@ def test_feedback_of_a_day_that_is_over_trains_exactly_once(loop: Loop) -> None:
     assert loop.said() == f"{LAST}: a candidate was trained on exactly these"
 
 
+def overtaken(loop: Loop, fate: str, reason: str) -> None:
+    """Yesterday's feedback has trained a candidate of that fate, and another one has become champion meanwhile."""
+    key, parent = candidate_key(LAST, "feedback"), promote(loop.workspace, "parent").digest
+    drop(rows(LAST), loop.inbox, "a.jsonl")
+    loop.take_all()
+    add_requested(loop.instance, asked_once(loop))
+    leave(loop.workspace, "policy_checkpoint", key, "candidate", parent=parent)
+    leave(loop.workspace, "triton_bundle", key, "bundle")
+    leave(loop.workspace, "publish", key, "bundle", fate=fate, reason=reason)
+    promote(loop.workspace, "another")
+
+
+def asked_once(loop: Loop) -> dg.RunRequest:
+    found = loop.tick()
+    assert not isinstance(found, str), found
+    [request] = found
+    return request
+
+
+@pytest.mark.parametrize(
+    ("fate", "reason"),
+    [("retrain", "2 corrections"), ("compare_again", "another champion"), ("refuse", "it is older than the champion")],
+)
+def test_feedback_whose_candidate_was_overtaken_trains_once_from_the_new_champion(
+    loop: Loop, fate: str, reason: str
+) -> None:
+    overtaken(loop, fate, reason)
+    request = asked_once(loop)
+    assert request.partition_key == f"{LAST}|feedback"
+    assert request.tags[FEEDBACK_TAG].endswith(":another")
+    assert feedback_waits(loop.instance, loop.workspace, LAST).endswith("are about to be trained on")
+    add_requested(loop.instance, request, Status.FAILURE)
+    assert "the run of exactly this feedback was launched before" in loop.said()
+    leave(loop.workspace, "policy_checkpoint", candidate_key(LAST, "feedback"), "second", parent="another")
+    assert loop.said() == f"{LAST}: a candidate was trained on exactly these"
+
+
+@pytest.mark.parametrize(
+    ("fate", "reason"), [("refuse", "WORSE: by 2 points"), ("hold", "drift is REVIEW"), ("promote", "not worse")]
+)
+def test_feedback_whose_candidate_was_judged_never_trains_again(loop: Loop, fate: str, reason: str) -> None:
+    overtaken(loop, fate, reason)
+    assert loop.said() == f"{LAST}: a candidate was trained on exactly these"
+
+
+def test_a_run_that_had_nothing_to_learn_is_said_with_its_reason(loop: Loop) -> None:
+    drop(rows(LAST), loop.inbox, "a.jsonl")
+    loop.take_all()
+    run = add_requested(loop.instance, asked_once(loop))
+    loop.instance.add_run_tags(run.run_id, {SKIPPED_TAG: "all are masked"})
+    assert loop.said() == f"{LAST}: the run of exactly this feedback trained nothing: all are masked"
+
+
+def test_a_fate_of_an_earlier_candidate_is_none_of_this_one(loop: Loop) -> None:
+    overtaken(loop, "retrain", "2 corrections")
+    leave(loop.workspace, "policy_checkpoint", candidate_key(LAST, "feedback"), "later", parent="parent")
+    assert loop.said() == f"{LAST}: a candidate was trained on exactly these"
+
+
 def test_without_a_champion_nothing_is_trained(tmp_path, instance: dg.DagsterInstance) -> None:
     loop = Loop(Workspace(home=str(tmp_path / "home"), profile="demo"), instance)
     drop(rows(LAST), loop.inbox, "a.jsonl")
@@ -371,7 +431,7 @@ def test_a_training_that_failed_is_not_launched_again_for_the_same_feedback(loop
     assert not isinstance(found, str)
     loop.work(found[0], Status.FAILURE)
     for _ in range(2):
-        reason = "its run was launched before for exactly this feedback; see the runs page"
+        reason = "the run of exactly this feedback was launched before; see the runs page"
         assert loop.said() == f"{LAST}: {reason}"
     drop(rows(LAST, labels=1, start=9), loop.inbox, "more.jsonl")
     loop.take_all()

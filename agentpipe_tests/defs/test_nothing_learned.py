@@ -9,11 +9,12 @@ import pytest
 
 from agentpipe.definitions import defs
 from agentpipe.defs.learning import assets
-from agentpipe.defs.learning.assets import SKIPPED_TAG, policy_checkpoint
+from agentpipe.defs.learning.assets import policy_checkpoint
 from agentpipe.defs.learning.checks import training_specs
 from agentpipe.defs.learning.training import NothingLearnedError
 from agentpipe.defs.partitions import candidates, last_closed_day
 from agentpipe.defs.resources import Workspace
+from agentpipe.defs.under_way import SKIPPED_TAG
 from agentpipe.errors import LearningError
 from agentpipe_tests.defs.homes import QUIET
 

@@ -13,6 +13,7 @@ import dagster as dg
 
 from agentpipe.defs.partitions import START, candidate_key, last_closed_day
 from agentpipe.defs.players import champion
+from agentpipe.defs.references import Reference
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.under_way import OVER
 from agentpipe.errors import RedisServerError
@@ -30,11 +31,14 @@ class Standing:
     kind: Literal["due", "idle"]
     text: str
     digest: str
+    overtaker: str = ""
+    """digest of the champion that overtook the candidate of exactly this feedback; empty where none did"""
 
     @property
     def tag(self) -> str:
-        """Value of :data:`FEEDBACK_TAG`: changes when the feedback is amended, and only then."""
-        return f"{self.day.isoformat()}:{self.digest[:16]}"
+        """Value of :data:`FEEDBACK_TAG`: changes when the feedback is amended, or its candidate was overtaken."""
+        after = f":{self.overtaker[:16]}" if self.overtaker else ""
+        return f"{self.day.isoformat()}:{self.digest[:16]}{after}"
 
 
 def store(workspace: Workspace) -> Path:
@@ -113,8 +117,11 @@ def standing(workspace: Workspace, day: dt.date) -> Standing:
     if current is None:
         return idle("no champion yet that could learn from them")
     trained = workspace.references.find("policy_checkpoint", candidate_key(day, "feedback"))
+    overtaker = ""
     if trained is not None and trained.consumed.get("production_feedback") == state.digest:
-        return idle("a candidate was trained on exactly these")
+        if not _overtaken(workspace, trained, current.digest):
+            return idle("a candidate was trained on exactly these")
+        overtaker = current.digest
     weak = workspace.settings.finetuning.weak_negative
     package = workspace.root / current.package
     new, why_nothing = _new_labels(store(workspace), day, state.digest, package, current.digest, weak)
@@ -122,7 +129,27 @@ def standing(workspace: Workspace, day: dt.date) -> Standing:
         return idle(f"{new} of {state.trainable} labelled decisions are new to the champion, {needed} are needed")
     if why_nothing:
         return idle(why_nothing)
-    return Standing(day, "due", f"{new} new labelled decisions", state.digest)
+    again = ", whose candidate another one overtook" if overtaker else ""
+    return Standing(day, "due", f"{new} new labelled decisions{again}", state.digest, overtaker)
+
+
+def _overtaken(workspace: Workspace, trained: Reference, champion_digest: str) -> bool:
+    """The candidate of a day lost a race against one that has become champion: its corrections are still to learn.
+
+    Judged by a gate, a comparison or a person it would not be trained again.
+    """
+    from agentpipe.evaluation.challenge_fate import Fate
+
+    published = workspace.references.find("publish", trained.partition)
+    bundle = workspace.references.find("triton_bundle", trained.partition)
+    if published is None or bundle is None or trained.figure("parent") == champion_digest:
+        return False
+    if (bundle.consumed.get("policy_checkpoint"), published.data_version) != (
+        trained.data_version,
+        bundle.data_version,
+    ):
+        return False  # what was published is another one
+    return Fate(published.figure("fate"), published.figure("reason")).overtaken
 
 
 @functools.lru_cache(maxsize=128)

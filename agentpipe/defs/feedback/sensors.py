@@ -8,7 +8,7 @@ from agentpipe.defs.feedback.due import FEEDBACK_TAG, Standing, closed_days, sta
 from agentpipe.defs.jobs import asset_jobs
 from agentpipe.defs.partitions import candidate_key, last_closed_day
 from agentpipe.defs.resources import Workspace
-from agentpipe.defs.under_way import UNFINISHED
+from agentpipe.defs.under_way import SKIPPED_TAG, UNFINISHED
 from agentpipe.errors import AgentpipeError
 from agentpipe.settings import ScheduleSettings
 
@@ -62,8 +62,10 @@ def _training(
         tags = {FEEDBACK_TAG: item.tag}
         if item.kind != "due":
             lines.append(f"{item.day}: {item.text}")
-        elif instance.get_runs(dg.RunsFilter(tags=tags), limit=1):
-            lines.append(f"{item.day}: its run was launched before for exactly this feedback; see the runs page")
+        elif runs := instance.get_runs(dg.RunsFilter(tags=tags), limit=1):
+            skipped = runs[0].tags.get(SKIPPED_TAG)
+            what = f"trained nothing: {skipped}" if skipped else "was launched before; see the runs page"
+            lines.append(f"{item.day}: the run of exactly this feedback {what}")
         else:
             key = candidate_key(item.day, "feedback")
             return [dg.RunRequest(run_key=f"feedback:{item.tag}", job_name="candidate", partition_key=key, tags=tags)]

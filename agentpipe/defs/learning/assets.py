@@ -11,6 +11,7 @@ from agentpipe.defs.learning.checks import candidate_gates, training_specs
 from agentpipe.defs.learning.training import Made, NothingLearnedError, make
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.steps import Step, plot, step
+from agentpipe.defs.under_way import SKIPPED_TAG
 from agentpipe.errors import LearningError
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ with rehearsal from the buffer and the same anchor; where they have nothing to t
 a candidate. Each label trains once in a lineage; the package lists them. Early stopping watches the validation split.
 An interrupted training goes on from its last checkpoint.
 """
-SKIPPED_TAG = "agentpipe/skipped"
-"""Tag of a run that made no candidate, since there was nothing to learn; its value says why."""
 
 
 def _spec() -> dg.AssetSpec:
