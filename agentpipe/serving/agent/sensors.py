@@ -30,6 +30,8 @@ IN_A_ROW: Final = 4
 """packets with one and the same reading after which it is frozen: chance makes two of 500, four of 10¹¹"""
 IMPULSE: Final = 6.0
 """standard deviations from the mean beyond which a reading is an impulse"""
+MOST_LINES: Final = 256
+"""lines that are remembered; the oldest is forgotten first"""
 _SHAPE: Final = (MACHINES, CHANNELS)
 _READING, _MEAN = block_start("reading"), block_start("mean")
 _AGE, _COUNT, _PRESENT = block_start("age"), block_start("count"), block_start("present")
@@ -133,13 +135,20 @@ class SensorWatch:
         """``frame`` with estimates where sensors are lost."""
         if not self.known or len(frame.observation) != len(OBSERVATION_NAMES):
             return Seen(frame)
-        line = self._lines.setdefault(frame.line_id, _Line())
+        line = self._line(frame.line_id)
         if line.order != frame.order_id:
             line.begin(frame.order_id)
         self._update(line, frame)
         replaced = line.lost | line.spoilt
         replaced &= (frame.observation[_PRESENT : _PRESENT + MACHINES] > 0)[:, None] | line.lost
         return self._estimated(line, frame, replaced) if replaced.any() else Seen(frame)
+
+    def _line(self, line_id: str) -> _Line:
+        if line_id not in self._lines:
+            if len(self._lines) >= MOST_LINES:
+                del self._lines[next(iter(self._lines))]
+            self._lines[line_id] = _Line()
+        return self._lines[line_id]
 
     # ------------------------------------------------------------------------------------------ what was lost
 

@@ -207,6 +207,14 @@ def test_two_lines_are_watched_apart(watch):
     assert watch.lost() == (NAME,)
 
 
+def test_a_line_that_keeps_changing_its_name_takes_no_more_memory(watch, monkeypatch):
+    monkeypatch.setattr("agentpipe.serving.agent.sensors.MOST_LINES", 3)
+    plant = Plant()
+    for number in range(10):
+        watch.look(replace(plant.ask(), line_id=f"line {number}"))
+    assert list(watch._lines) == ["line 7", "line 8", "line 9"]
+
+
 def test_impulses_are_counted(watch):
     plant = Plant()
     for step in range(40):
