@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 WELL: Final = ("", "done", "ok", "success")
 """results that are no failure; the empty one is not known yet"""
 _COLUMNS: Final = ["decision_id", "time", "line_id", "policy_version", "probabilities", "action", "result", "mask"]
+_NUMBER: Final = re.compile(r"(\d{1,9})(\.0*)?", re.ASCII)
 _ANSWER: Final = ("verdict", "error_type", "confidence", "annotator", "corrected_action")
 
 
@@ -132,9 +134,10 @@ def read_sheet(path: Path, annotator: str) -> list[Answer]:
         annotator: Who answers, where the row does not say.
 
     Raises:
-        FeedbackError: it cannot be read, or an answer makes no sense; the message names row and field.
+        FeedbackError: it cannot be read, its last line has no line end (it may be half a line, and half a number), or
+            an answer makes no sense; the message names row and field.
     """
-    sheet = read_csv(path, error=FeedbackError, final_line_break=False)
+    sheet = read_csv(path, error=FeedbackError)
     for name in ("decision_id", "verdict"):
         if name not in sheet.columns:
             raise FeedbackError(f"column {name!r} is missing", file=path, remedy="write it with --csv FILE")
@@ -172,10 +175,11 @@ def action_name(action: int) -> str:
 
 
 def action_number(text: str) -> int | None:
-    """An action by its name or number; None where there is none."""
+    """An action by its name or number, also as spreadsheets write one (``25.0``); None where there is none."""
     if text in ACTION_NAMES:
         return ACTION_NAMES.index(text)
-    return int(text) if text.isdecimal() and text.isascii() and int(text[:9]) < len(ACTION_NAMES) else None
+    number = _NUMBER.fullmatch(text)
+    return int(number[1]) if number and int(number[1]) < len(ACTION_NAMES) else None
 
 
 # ---------------------------------------------------------------------------------------------- answers

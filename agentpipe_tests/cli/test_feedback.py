@@ -229,7 +229,7 @@ def test_labels_are_asked_for_as_a_sheet_and_taken_once(taken, tmp_path):
     lines = sheet.read_text().splitlines()
     allowed = lines[1].rsplit(",", 1)[1]
     filled = lines[1].rsplit(",", 6)[0] + f",wrong,planning,0.5,,close,{allowed}"
-    sheet.write_text("\n".join([lines[0], filled, *lines[2:]]))
+    sheet.write_text("\n".join([lines[0], filled, *lines[2:]]) + "\n")
     answers = ("label", "--answers", str(sheet), "--annotator", "kim", "--json")
     assert taken(*answers) == {"ok": True, "labels": 1, "already": 0, "taken": True}
     assert taken(*answers) == {"ok": True, "labels": 0, "already": 1, "taken": False}

@@ -139,8 +139,29 @@ def test_a_sheet_with_an_answer_that_makes_no_sense_names_the_field(tmp_path, te
         read_sheet(path, "kim")
 
 
+def test_a_sheet_whose_last_line_may_be_cut_off_is_refused_until_its_line_ends(tmp_path):
+    """``25`` that was cut off after its first digit is another action, and ``decision-1`` another decision."""
+    path, whole = tmp_path / "sheet.csv", "decision_id,verdict,corrected_action\nd1,wrong,25"
+    for cut in range(len("decision_id,verdict,corrected_action\nd1,"), len(whole) + 1):
+        path.write_text(whole[:cut])
+        with pytest.raises(FeedbackError, match="last line has no line break") as caught:
+            read_sheet(path, "kim")
+        assert "add a line break at its end" in caught.value.remedy
+    for end in ("\n", "\r\n", "\n\n"):
+        path.write_bytes((whole + end).encode())
+        assert [answer.corrected_action for answer in read_sheet(path, "kim")] == [25]
+
+
+@pytest.mark.parametrize(("text", "action"), [("25", 25), ("25.0", 25), ("25.", 25), ("25.000", 25), ("0.0", 0)])
+def test_whole_numbers_are_read_as_spreadsheets_write_them(tmp_path, text, action):
+    path = tmp_path / "sheet.csv"
+    path.write_text(f"decision_id,verdict,confidence,corrected_action\nd1,wrong,1.0,{text}\nd2,correct,1,\n")
+    assert [answer.corrected_action for answer in read_sheet(path, "kim")] == [action, None]
+
+
 def test_actions_have_names_and_numbers():
     assert action_number("measure_3") == 3
     assert action_number("45") == 45
-    assert [action_number(text) for text in ("46", "-1", "", "x", "9" * 5000, "²")] == [None] * 6
+    nothing = ("46", "46.0", "-1", "", "x", "9" * 5000, "²", "1.5", "2.50", ".0", "1e1", "1.0.0", "25,0", "1_0")
+    assert [action_number(text) for text in nothing] == [None] * len(nothing)
     assert action_name(99) == "99"
