@@ -83,7 +83,7 @@ class Deployment:
         settings: dict[str, str] | None = None,
         variables: dict[str, str] | None = None,
     ) -> None:
-        self.services = files.compose({**files.PASSWORDS, **(variables or {})})["services"]
+        self.services = files.compose({**files.GIVEN, **(variables or {})})["services"]
         self.settings = settings or {}
         self.place, self.home = place, place / "home"
         self.home.mkdir(parents=True)

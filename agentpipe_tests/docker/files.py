@@ -17,6 +17,8 @@ from agentpipe_tests.strategies import REPOSITORY
 
 DOCKER = REPOSITORY / "docker"
 PASSWORDS = {"POSTGRES_PASSWORD": "pg0123456789abcdef", "REDIS_PASSWORD": "rd0123456789abcdef"}
+GIVEN = {**PASSWORDS, "TRITON_IMAGE": "tritonserver:24.10-py3"}
+"""What somebody who starts the services must say."""
 _VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)(?::([-?])([^}]*))?\})")
 
 
@@ -46,7 +48,7 @@ def _value(found: re.Match[str], variables: dict[str, str]) -> str:
 def compose(variables: dict[str, str] | None = None) -> dict[str, Any]:
     """The whole file, interpolated with ``variables`` (by default with both passwords set)."""
     return interpolated(
-        yaml.safe_load((DOCKER / "compose.yaml").read_text()), PASSWORDS if variables is None else variables
+        yaml.safe_load((DOCKER / "compose.yaml").read_text()), GIVEN if variables is None else variables
     )
 
 

@@ -78,13 +78,13 @@ def test_compose_itself_reads_the_file_as_these_tests_do():
 
 
 def _run(words):
-    return subprocess.run(words, env={**os.environ, **files.PASSWORDS}, capture_output=True, text=True)
+    return subprocess.run(words, env={**os.environ, **files.GIVEN}, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("name", ["POSTGRES_PASSWORD", "REDIS_PASSWORD"])
-def test_without_a_password_nothing_starts(name):
+@pytest.mark.parametrize("name", ["POSTGRES_PASSWORD", "REDIS_PASSWORD", "TRITON_IMAGE"])
+def test_without_a_password_or_the_image_of_the_server_nothing_starts(name):
     with pytest.raises(MissingVariableError, match=name):
-        compose({**files.PASSWORDS, name: ""})
+        compose({**files.GIVEN, name: ""})
 
 
 def test_no_file_holds_a_password():
