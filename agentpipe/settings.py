@@ -170,6 +170,9 @@ class AgentSettings(_Section):
 
     decision_seconds: Positive = Field(0.5, description="until when a line has its answer, where it sets no deadline")
     reserve_seconds: Positive = Field(0.02, description="of a deadline, kept for the fallback")
+    patience_seconds: Positive = Field(
+        0.1, description="that a server is waited for at least; longer where it took longer of late"
+    )
     probe_every: Positive = Field(10.0, description="between two probes of a part")
     probe_timeout: Positive = 2.0
     failures_to_degrade: int = Field(3, gt=0, description="failed probes in a row after which a part counts as lost")

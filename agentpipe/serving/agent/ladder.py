@@ -42,9 +42,11 @@ class Ladder:
     ``successes_to_recover`` good probes, see :class:`~agentpipe.serving.agent.probes.Health`. A rung that no probe has
     reached yet is not asked (servers are looked for in the background), unless its name is in ``ready``.
 
-    Each rung is given nine tenths of what is left until the deadline, less ``reserve_seconds`` and less what the rungs
-    below it that are up took at most of late (half of it at most). :meth:`decide` belongs to one thread; a decider's
-    ``probe`` runs in another one meanwhile.
+    A rung is waited for no longer than four times what it took at most of late (or twice its quickest probe, or
+    ``patience_seconds``): several stations share one agent, and a server that hangs must not hold up those that queue.
+    Within that, each rung is given nine tenths of what is left until the deadline, less ``reserve_seconds`` and less
+    what the rungs below it that are up took at most of late (half of it at most). :meth:`decide` belongs to one thread;
+    a decider's ``probe`` runs in another one meanwhile.
 
     Args:
         deciders: the rungs, best first; the last one never fails and is not probed.
@@ -66,10 +68,13 @@ class Ladder:
         self._rungs, self._last = tuple(deciders[:-1]), deciders[-1]
         self._settings, self._ready, self._told = settings, frozenset(ready), on_change
         self._took = {rung.name: collections.deque([LEAST_NEED], maxlen=64) for rung in self._rungs}
+        self._probed: dict[str, collections.deque[float]] = {
+            rung.name: collections.deque(maxlen=8) for rung in self._rungs
+        }
         self._history: collections.deque[Change] = collections.deque(maxlen=HISTORY)
         self._lock = threading.Lock()
         self._prober = Prober(
-            [*(Part(rung.name, rung.probe) for rung in self._rungs), *parts],
+            [*(Part(rung.name, self._timed(rung)) for rung in self._rungs), *parts],
             every=settings.probe_every,
             timeout=settings.probe_timeout,
             failures=settings.failures_to_degrade,
@@ -111,7 +116,7 @@ class Ladder:
             if not self._usable(rung.name):
                 continue
             left = SHARE * (frame.deadline - time.monotonic()) - self._settings.reserve_seconds
-            budget = left - min(self._needed(index + 1), left / 2)
+            budget = min(left - min(self._needed(index + 1), left / 2), self._patience(rung.name))
             if budget <= 0:
                 notes.append(f"{rung.name}: no time left")
                 continue
@@ -136,6 +141,21 @@ class Ladder:
             failure = f"an answer took {took * 1e3:.0f} of {budget * 1e3:.0f} ms" if slow else None
         self._prober.note(rung.name, failure)
         return answer
+
+    def _timed(self, rung: Decider) -> Callable[[float], None]:
+        """The probe of a rung, whose times are kept."""
+
+        def probe(timeout: float) -> None:
+            started = time.monotonic()
+            rung.probe(timeout)
+            self._probed[rung.name].append(time.monotonic() - started)
+
+        return probe
+
+    def _patience(self, name: str) -> float:
+        """Seconds after which an answer of a rung is not expected any more."""
+        quickest = min(tuple(self._probed[name]), default=0.0)
+        return max(self._settings.patience_seconds, 4.0 * max(self._took[name]), 2.0 * quickest)
 
     def _needed(self, below: int) -> float:
         """Seconds that the usable rungs from ``below`` on are kept."""

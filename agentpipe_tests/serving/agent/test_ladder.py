@@ -28,7 +28,7 @@ def rungs():
 
 
 def ladder(deciders, **settings):
-    given = {"probe_every": 60.0, "probe_timeout": 5.0, **settings}
+    given = {"probe_every": 60.0, "probe_timeout": 5.0, "patience_seconds": 60.0, **settings}
     made = Ladder(deciders, AgentSettings(**given))
     until(lambda: all(decider.probed for decider in deciders[:-1]))
     return made
@@ -115,6 +115,22 @@ def test_each_rung_gets_what_is_left_less_the_reserve_and_what_those_below_need(
     assert first[1] <= 4.5 - 0.1 - 0.2 - 0.005
 
 
+def test_a_server_is_waited_for_no_longer_than_it_has_ever_taken_several_times_over():
+    deciders = rungs()
+    with ladder(deciders, patience_seconds=0.1) as made:
+        until(lambda: len(made.history()) == 3)
+        made._probed["triton"].extend([9.0, 0.04])
+        made.decide(frame(seconds=60.0))
+        made._took["triton"].append(0.5)
+        made.decide(frame(seconds=60.0))
+        made._probed["other"].clear()
+        made._probed["other"].append(3.0)
+        deciders[0].error = AWAY
+        made.decide(frame(seconds=60.0))
+    assert deciders[0].timeouts[:2] == [0.1, 2.0]
+    assert deciders[1].timeouts == [6.0]
+
+
 def test_a_rung_below_that_was_slow_leaves_the_upper_one_half():
     deciders = rungs()
     with ladder(deciders, reserve_seconds=0.001) as made:
@@ -173,7 +189,7 @@ def files(tmp_path_factory):
     return read_policy(folder)
 
 
-FAST = AgentSettings(probe_every=0.05, probe_timeout=5.0)
+FAST = AgentSettings(probe_every=0.05, probe_timeout=5.0, patience_seconds=60.0)
 
 
 def play(made, decisions, seconds=5.0):
@@ -209,7 +225,7 @@ def test_a_server_that_is_killed_under_load_is_left_at_once_and_found_again(file
 @pytest.mark.parametrize("mode", ["swallow", "half", "reset", "refuse"])
 def test_a_network_that_misbehaves_delays_no_decision_and_heals(files, mode):
     with FakeTriton(files.signature) as server, Proxy(server.url) as proxy:
-        settings = AgentSettings(probe_every=0.05, probe_timeout=0.5, reserve_seconds=1.5)
+        settings = AgentSettings(probe_every=0.05, probe_timeout=0.5, reserve_seconds=1.5, patience_seconds=60.0)
         with Ladder(three_rungs(proxy.address, files), settings) as made:
             wait_for(made, "triton")
             proxy.set(mode)

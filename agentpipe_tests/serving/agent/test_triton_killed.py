@@ -20,7 +20,7 @@ from agentpipe_tests.serving.agent.frames import frame
 from agentpipe_tests.serving.agent.waiting import until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
-SETTINGS = AgentSettings(probe_every=0.1, probe_timeout=5.0, reserve_seconds=1.0)
+SETTINGS = AgentSettings(probe_every=0.1, probe_timeout=5.0, reserve_seconds=1.0, patience_seconds=60.0)
 
 
 @pytest.fixture(scope="module")
