@@ -81,13 +81,23 @@ def agent(  # noqa: PLR0913, PLR0917 - the options of a command
 
 
 def _work(session: Session) -> bool:
-    """Works until the line ends or a signal comes; whether that was it."""
+    """Works until the line ends or a signal comes; whether that was it. The question in hand is answered first."""
+    interrupted = False
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted = True
+        session.stop()
+
+    earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         session.run()
-    except KeyboardInterrupt:
-        session.stop()
-        return True
-    return False
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+    return interrupted
 
 
 def _tell_end(session: Session, as_json: bool, interrupted: bool) -> None:

@@ -233,19 +233,25 @@ class Session:
 
     def _fill(self) -> None:
         """Loads what the first answer does not need."""
-        self._part("metrics", self._serve_metrics)
+        parts: dict[str, Callable[[], None]] = {"metrics": self._serve_metrics}
         if self.options.shadow is not None:
-            self._part("shadow", self._start_shadow)
+            parts["shadow"] = self._start_shadow
         if self.options.memory:
-            self._part("memory", self._load_memory)
+            parts["memory"] = self._load_memory
+        missing = [name for name, load in parts.items() if not self._load(name, load)]
+        if missing:
+            self.say(f"incomplete: without {', '.join(missing)}")
+            return
         self.complete.set()
         self.say(f"complete after {process_age():.2f} s")
 
-    def _part(self, name: str, load: Callable[[], None]) -> None:
+    def _load(self, name: str, load: Callable[[], None]) -> bool:
         try:
             load()
         except AgentpipeError as error:
             self.say(f"{name} is not there: {error.message}")
+            return False
+        return True
 
     def _serve_metrics(self) -> None:
         self.metrics_port = self.healing.metrics.serve(self.settings.agent.metrics_port)

@@ -39,7 +39,7 @@ class FakeLine:
 
     def receive(self, timeout):
         try:
-            message = self.messages.get(timeout=timeout)
+            message = self.messages.get(timeout=min(timeout, 0.02))
         except queue.Empty:
             return None
         if isinstance(message, Exception):

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -138,6 +139,20 @@ def test_figures_are_served_and_say_ready_and_complete_apart(tmp_path, bundle):
     for name in ("ready", "complete", "takeover", "feedback_backlog"):
         assert f'agentpipe_agent_{name}{{agent="agent"}}' in text
     assert 'agentpipe_agent_complete{agent="agent"} 1.0' in text
+
+
+def test_what_cannot_be_loaded_is_said_and_costs_no_decision(tmp_path, bundle):
+    folder = memory_folder(tmp_path, LINE)
+    folder.mkdir(parents=True)
+    with (
+        running_line(seconds=30.0, every=0.01) as running,
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        Working(running.url, bundle, tmp_path, agent={"metrics_port": taken.getsockname()[1]}) as agent,
+    ):
+        wait_for(lambda: "incomplete: without metrics, memory" in agent.said)
+        before = agent.session.runtime.counts.decisions
+        wait_for(lambda: agent.session.runtime.counts.decisions > before + 3)
+        assert not agent.session.complete.is_set()
 
 
 def test_a_person_takes_over_and_hands_back_while_it_works(tmp_path, bundle):
@@ -288,13 +303,14 @@ def test_memory_is_made_from_the_command_line(tmp_path, bundle):
 
 
 def test_a_line_of_the_command_line_ends_after_its_orders(tmp_path, bundle):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "agentpipe", "line", "--orders", "2", "--seconds", "30", "--json"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    url = json.loads(process.stdout.readline())["url"]
-    with Working(url, bundle, tmp_path):
-        assert process.wait(60) == 0
-    ended = json.loads(process.stdout.read().splitlines()[-1])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    record = tmp_path / "taken.jsonl"
+    options = ["--port", str(port), "--orders", "2", "--seconds", "30", "--record", str(record), "--json"]
+    with Working(f"tcp://127.0.0.1:{port}", bundle, tmp_path):  # waits for it
+        result = CliRunner().invoke(app, ["line", *options])
+    assert result.exit_code == 0
+    ready, ended = (json.loads(text) for text in result.stdout.splitlines())
+    assert (ready["event"], ready["url"]) == ("ready", f"tcp://127.0.0.1:{port}")
     assert (ended["event"], ended["orders"], ended["missed"]) == ("ended", 2, 0)
+    assert len(record.read_text().splitlines()) == ended["answered"]
