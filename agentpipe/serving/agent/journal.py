@@ -175,7 +175,7 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------ handing on
 
-    def due(self, now: dt.datetime, after: dt.timedelta, most: int = 1_000) -> list[tuple[str, dict[str, Any]]]:
+    def due(self, now: dt.datetime, after: dt.timedelta, most: int = 200) -> list[tuple[str, dict[str, Any]]]:
         """Rows that can be handed on, with their ids: of orders that are over, and those older than ``after``."""
         chosen: list[tuple[Known, str]] = []
         with self._lock:

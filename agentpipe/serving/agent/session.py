@@ -212,14 +212,15 @@ class Session:
 
     def _probe_line(self, timeout: float) -> None:
         del timeout
-        if not self.runtime.connected:
+        runtime: Runtime | None = getattr(self, "runtime", None)  # see _changed
+        if runtime is not None and not runtime.connected:
             raise LineError("the line is not connected", remedy="start it, or correct --line")
 
     def _changed(self, change: Change) -> None:
         if not change.up or change.part in self._lost:  # the first good probe is no news
             self.say(f"{change.part} is {'back' if change.up else 'lost'}: {change.reason}")
         self._lost.discard(change.part) if change.up else self._lost.add(change.part)
-        runtime: Runtime | None = getattr(self, "runtime", None)  # a probe may be faster than we are
+        runtime: Runtime | None = getattr(self, "runtime", None)  # probes may be faster than we are
         if runtime is not None:
             runtime.refresh()
 
