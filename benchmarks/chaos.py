@@ -117,7 +117,7 @@ class Chaos:
         }
         self.agent = Agent(self.to_line.address, bundle, home, settings)
         try:
-            wait_for(lambda: self.agent.level() == 0, "the agent has found Triton")
+            self._at_the_top()
             wait_for(lambda: self.line.taken > 20, "the agent works")
         except BaseException:
             self.agent.kill()
@@ -125,7 +125,11 @@ class Chaos:
             raise
 
     def fault(self, kind: str, outcome: Outcome) -> None:
-        """One fault at a random instant, its cure a while after the agent has noticed, and the recovery."""
+        """One fault at a random instant, its cure a while after the agent has noticed, and the recovery.
+
+        Begins with the agent at the top of its ladder: a busy machine may have taken it down.
+        """
+        self._at_the_top()
         time.sleep(self._random.random() * self.probe_every)
         missed = self.line.served.figures()["missed"]
         getattr(self, f"_{kind}")(outcome)
@@ -142,9 +146,12 @@ class Chaos:
         cured = time.monotonic()
         outcome.recovered.append(max(0.0, self._when(f"{part}", "is back", before) - cured))
 
+    def _at_the_top(self) -> None:
+        wait_for(lambda: self.agent.level() == 0, "the top of the ladder", pause=0.05, more=self.agent.newest)
+
     def _when(self, part: str, what: str, since: float) -> float:
         """The moment at which the agent first said so."""
-        wait_for(lambda: self.agent.said(part, what, since), f"{part} {what}")
+        wait_for(lambda: self.agent.said(part, what, since), f"{part} {what}", more=self.agent.newest)
         moment = self.agent.said(part, what, since)
         assert moment is not None
         return moment
@@ -190,7 +197,7 @@ class Chaos:
         started, taken = self.agent.started, self.line.taken
         outcome.degraded.append(wait_for(lambda: self.agent.ready(started), "ready"))
         wait_for(lambda: self.line.taken > taken, "the first decision")
-        wait_for(lambda: self.agent.level() == 0, "the agent has found Triton again")
+        self._at_the_top()
         outcome.recovered.append(time.monotonic() - started)
 
     def end(self) -> tuple[dict[str, Any], Books]:

@@ -33,13 +33,20 @@ if TYPE_CHECKING:
 _READING, _MEAN, _COUNT = block_start("reading"), block_start("mean"), block_start("count")
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 120.0) -> float:
-    """Seconds until ``condition()`` was true; raises TimeoutError after ``seconds``."""
+def wait_for(
+    condition: Callable[[], object],
+    what: str,
+    seconds: float = 120.0,
+    *,
+    pause: float = 0.005,
+    more: Callable[[], object] = str,
+) -> float:
+    """Seconds until ``condition()`` was true; raises TimeoutError after ``seconds``, with what ``more()`` says."""
     started = time.monotonic()
     while not condition():
         if time.monotonic() - started > seconds:
-            raise TimeoutError(f"not in {seconds:g} s: {what}")
-        time.sleep(0.005)
+            raise TimeoutError(f"not in {seconds:g} s: {what} {more()}")
+        time.sleep(pause)
     return time.monotonic() - started
 
 
@@ -175,6 +182,10 @@ class Agent:
         """Whether it was ready after ``since``."""
         self._check()
         return any(each.content.get("event") == "ready" for each in self.events if each.moment >= since)
+
+    def newest(self) -> list[object]:
+        """What it said last."""
+        return [event.content.get("said") for event in self.events[-5:]]
 
     def level(self) -> int | None:
         """The rung of its ladder, 0 is the top; None where it does not say."""
