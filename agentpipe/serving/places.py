@@ -28,6 +28,7 @@ OLDEST: Final = (2, 44)  # 24.03: ONNX Runtime 1.17, the first that reads opset 
 INSTALL: Final = "install one: agentpipe bundle install-triton; or name one that runs: AGENTPIPE_TRITON_URL"
 _PATIENCE: Final = 120.0
 """seconds that loading a model may take: a laden machine starts a backend's process slowly"""
+_ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/@\[\]]+):[0-9]{1,5}")
 _NOT_EXPLICIT: Final = "explicit model load / unload is not allowed"
 
 
@@ -116,9 +117,16 @@ Place = Given | Installed
 
 
 def find_place(settings: Settings) -> Place | None:
-    """The server that the settings name, else the one that is installed, else None."""
+    """The server that the settings name, else the one that is installed, else None.
+
+    Raises:
+        NoServerError: what the settings name is no address.
+    """
     if settings.triton_url is not None:
         http = settings.triton_url.removeprefix("http://").rstrip("/")
+        if not _ADDRESS.fullmatch(http):
+            remedy = "write it as http://127.0.0.1:8000"
+            raise NoServerError(f"no address of a Triton: {settings.triton_url!r}", field="triton_url", remedy=remedy)
         return Given(http, settings.serving.triton_grpc or _next_port(http))
     installation = find_triton()
     return None if installation is None else Installed(installation)
@@ -127,9 +135,6 @@ def find_place(settings: Settings) -> Place | None:
 def _next_port(http: str) -> str:
     """Triton's own habit: gRPC one port above HTTP."""
     host, _, port = http.rpartition(":")
-    if not host or not port.isdecimal():
-        remedy = "write it as http://127.0.0.1:8000"
-        raise NoServerError(f"no address of a Triton: {http!r}", field="triton_url", remedy=remedy)
     return f"{host}:{int(port) + 1}"
 
 

@@ -144,7 +144,7 @@ def test_a_server_that_goes_away_in_between_is_no_finding_about_the_bundle(bundl
             check_in_server(bundle[0], Given(server.http, server.grpc))
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", "nowhere"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", "nowhere", "https://10.0.0.5:8000"])
 def test_a_server_that_is_not_there_skips_the_check_and_says_so(bundle, tmp_path, monkeypatch, url):
     monkeypatch.setenv("AGENTPIPE_TRITON_URL", url)
     found, before = check_once(tmp_path, *bundle, load_settings())
