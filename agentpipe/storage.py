@@ -15,6 +15,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -285,12 +286,15 @@ def home_lock(home: Path, holder: str) -> Iterator[None]:
 
     Raises:
         LockHeldError: another process holds it; the message names what it runs and its process id.
+        HomeError: something else lies in its place: a link, a pipe, a folder.
     """
     prepare_home(home)
     path = home / "lock"
     with typed_os_errors(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise HomeError("not a plain file where the lock should be", file=path, remedy="move it away")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -15,6 +15,14 @@ from agentpipe.errors import CorruptError, DiskFullError, HomeError
 from agentpipe.storage import home_lock, prepare_home, publish_directory, read_json, typed_os_errors, write_bytes
 
 
+@pytest.mark.parametrize("place", [lambda path: path.symlink_to("gone/lock"), os.mkfifo, lambda path: path.mkdir()])
+def test_a_link_a_pipe_or_a_folder_in_place_of_the_lock_is_said(tmp_path, place):
+    prepare_home(tmp_path)
+    place(tmp_path / "lock")
+    with pytest.raises(HomeError, match="lock"), home_lock(tmp_path, "test"):
+        raise AssertionError
+
+
 @pytest.mark.parametrize("name", ["lock", "format.json"])
 def test_a_folder_in_place_of_a_file_ended_in_a_traceback(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
