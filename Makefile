@@ -22,7 +22,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 export AGENTPIPE_HOME
 
-.PHONY: help install run test ui lint fix bench clean browser postgres
+.PHONY: help install run test ui lint fix bench clean browser postgres triton
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -47,14 +47,19 @@ $(STAMP): pyproject.toml constraints.txt Makefile | $(BIN)/python
 	fi
 	@touch $(STAMP)
 
-run: install
+run: install triton
 	@$(BIN)/agentpipe run $(ARGS)
 
 ui: install
 	@$(BIN)/agentpipe ui $(ARGS)
 
-test: install browser postgres
+test: install browser postgres triton
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(TEST_WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
+
+# A bundle is tried in a real server before it becomes champion. Where none can be had, the run says what that means.
+triton: install
+	@$(BIN)/agentpipe bundle install-triton >/dev/null || \
+	    echo "No Triton here: no bundle can be checked in a server (docs/how-to/serving.md says what follows)" >&2
 
 # The browser test wants Debian's chromium. Absent and not to be had, that test skips and says so.
 browser:
