@@ -178,6 +178,9 @@ class AgentSettings(_Section):
     failures_to_degrade: int = Field(3, gt=0, description="failed probes in a row after which a part counts as lost")
     successes_to_recover: int = Field(3, gt=0, description="good probes in a row after which it counts as back")
     triton: tuple[str, ...] = Field((), description="gRPC addresses of Triton servers, the first one asked first")
+    metrics_host: str = Field(
+        "127.0.0.1", min_length=1, description="address that the Prometheus endpoint listens on; 0.0.0.0 = all"
+    )
     metrics_port: int = Field(9464, ge=0, le=65_535, description="of the Prometheus endpoint; 0 = a free one")
     sensor_silence: Positive = Field(30.0, description="after which a sensor that reports nothing new counts as lost")
     estimate_growth: Positive = Field(

@@ -157,13 +157,18 @@ class Workspace(dg.ConfigurableResource[Any]):
         return found is not None and found.consumed.get(upstream) == self.references.version(upstream, cell)
 
     def known_policies(self) -> frozenset[str]:
-        """What a production decision may name as its policy: packages and bundles of this home, built-in players."""
+        """What a production decision may name as its policy: packages and bundles of this home, built-in players.
+
+        An agent's last rung is among them on every line: the rule-based player, or whoever holds the last action.
+        """
         from agentpipe.environments.layout import SIMULATOR_VERSION
         from agentpipe.learning.champion import ChampionStore
+        from agentpipe.serving.agent.types import HOLD_VERSION
 
         made = self.references.versions("policy_checkpoint") | self.references.versions("triton_bundle")
         champions = {entry.digest for entry in ChampionStore(self.root / "champion").history()}
-        return made | champions | {f"{player}-{SIMULATOR_VERSION}" for player in BUILT_IN_PLAYERS}
+        players = {f"{player}-{SIMULATOR_VERSION}" for player in BUILT_IN_PLAYERS}
+        return made | champions | players | {HOLD_VERSION}
 
     def champion_digest(self) -> str:
         """The data version of the policy that is in use; ``NONE`` before the first."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 from typing import Any
 
 import dagster as dg
@@ -11,7 +13,13 @@ from agentpipe.defs.feedback import assets
 from agentpipe.defs.partitions import last_closed_day
 from agentpipe.defs.resources import Workspace
 from agentpipe.environments.datafiles import data_dir
+from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
+from agentpipe.feedback.store import days, decisions_of, quarantine_counts
+from agentpipe.serving.agent.deciders import RulesDecider
+from agentpipe.serving.signature import policy_signature
 from agentpipe_tests.defs.homes import QUIET
+from agentpipe_tests.feedback.examples import drop
+from agentpipe_tests.serving.agent.questions import LINE
 
 DAY = last_closed_day().isoformat()
 
@@ -74,3 +82,22 @@ def test_a_redis_that_cannot_be_used_is_said_and_the_inbox_is_taken_in(
     assert "REDIS_URL is malformed" in found["stream"].value
     assert "geheim" not in found["stream"].value
     assert found["files_taken"].value == 1
+
+
+def test_decisions_of_an_agent_s_rules_are_taken_on_every_line(workspace: Workspace) -> None:
+    names = [f"x{number}" for number in range(OBSERVATION_SIZE)]
+    other = policy_signature(OBSERVATION_SIZE, ACTION_COUNT, observation_names=names)
+    versions = sorted(RulesDecider(signature).policy_version for signature in (LINE, other))
+    sample = [json.loads(line) for line in (data_dir() / "feedback_sample.jsonl").read_text().splitlines()]
+    decision = next(row for row in sample if row["kind"] == "decision")
+    now = dt.datetime.now(dt.UTC).isoformat()
+    rows = [
+        {**decision, "decision_id": f"d-{name}", "time": now, "policy_version": name} for name in (*versions, "rules-x")
+    ]
+    drop(workspace.root / "feedback" / "inbox", "rules.jsonl", rows)
+    metadata(workspace)
+    store = workspace.root / "feedback" / "store"
+    assert quarantine_counts(store) == {"unknown_policy_version": 1}
+    taken = [row for table in decisions_of(store, days(store), ["policy_version"]) for row in table.to_pylist()]
+    assert sorted(row["policy_version"] for row in taken) == versions
+    assert "rules-hold" in versions

@@ -95,6 +95,7 @@ class Deployment:
             **{f":{old}/": f":{new}/" for old, new in self.ports.items()},
             **{f"-p {old} ": f"-p {new} " for old, new in self.ports.items()},
             "$(hostname)": "127.0.0.1",
+            "triton:8001": f"127.0.0.1:{free_port()}",
             "/home/agentpipe/home": str(self.home),
             "/etc/agentpipe": str(place / "etc"),
         }

@@ -10,7 +10,6 @@ import pytest
 
 from agentpipe.learning.champion import ChampionStore
 from agentpipe_tests.docker.deployment import Deployment
-from agentpipe_tests.redis_server import free_port
 from agentpipe_tests.serving.agent.line_bundle import save_line_bundle
 from agentpipe_tests.serving.agent.lines import running_line
 
@@ -30,8 +29,7 @@ def by_agent(running):
 
 def test_the_champion_works_at_the_line_and_where_triton_is_away_by_itself(place):
     with running_line(1, seconds=30.0, every=0.01) as running:
-        variables = {"AGENTPIPE_LINE": running.url, "AGENTPIPE_TRITON_GRPC_PORT": str(free_port())}
-        deployment = Deployment(place, None, variables=variables)
+        deployment = Deployment(place, None, variables={"AGENTPIPE_LINE": running.url})
         deployment.settings["AGENTPIPE_AGENT__METRICS_PORT"] = str(deployment.ports[9464])
         digest = save_line_bundle(deployment.home / "bundles" / "bundle-1")
         champions = ChampionStore(deployment.home / "champion")

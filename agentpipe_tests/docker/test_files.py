@@ -26,8 +26,6 @@ from agentpipe_tests.strategies import REPOSITORY
 EVERY = sorted(services())
 OURS = [name for name in EVERY if own(services()[name])]
 OF_DAGSTER = [name for name in OURS if name != "agent"]
-ON_THE_HOST = ["agent", "prometheus"]
-"""In the host's network: lines and figures of agents may be on its loopback address, where they also listen."""
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 # What each image documents: the port that its program takes where the command names none, and variables.
 DOCUMENTED_PORTS = {"postgres": {5432}, "tritonserver": {8000, 8001, 8002}, "prometheus": {9090}}
@@ -173,7 +171,7 @@ def test_a_service_has_no_more_rights_than_it_needs(name):
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["init"] is True
     assert {"privileged", "pid", "ipc", "devices"}.isdisjoint(service)
-    assert service.get("network_mode") == ("host" if name in ON_THE_HOST else None)
+    assert "network_mode" not in service
     user = service.get("user", image().user if own(service) else "65534:65534" if name == "prometheus" else "")
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
     assert not any("docker.sock" in volume for volume in service.get("volumes", []))
@@ -212,7 +210,7 @@ def listens(name):
     """Ports that a service's program listens on: those that its command names, else the documented ones."""
     service = services()[name]
     words = " ".join(files.command(service))
-    named = {int(port) for port in re.findall(r"(?:-p|--port|--web.listen-address=127.0.0.1)[ =:](\d+)", words)}
+    named = {int(port) for port in re.findall(r"(?:-p|--port)[ =](\d+)", words)}
     if name == "agent":
         named = {load_settings().agent.metrics_port}
     return named or next((ports for program, ports in DOCUMENTED_PORTS.items() if program in service["image"]), set())
@@ -233,7 +231,7 @@ def addresses():
 
 def test_every_address_inside_is_of_a_service_that_listens_there_and_can_be_reached():
     inside = [entry for entry in addresses() if entry[1] in EVERY]
-    assert {host for _, host, _ in inside} == {"code", "redis", "triton-check", "webserver"}
+    assert {host for _, host, _ in inside} == {"agent", "code", "redis", "triton", "triton-check", "webserver"}
     for name, host, port in inside:
         assert port in listens(host), (name, host, port)
         assert set(services()[name]["networks"]) & set(services()[host]["networks"]), (name, host)
@@ -241,10 +239,9 @@ def test_every_address_inside_is_of_a_service_that_listens_there_and_can_be_reac
 
 def test_every_loopback_address_is_of_the_service_itself_or_published_there():
     published = {int(entry.split(":")[1]) for name in EVERY for entry in services()[name].get("ports", [])}
-    on_the_host = published.union(*(listens(name) for name in ON_THE_HOST))
     for name, host, port in addresses():
         if host not in EVERY:
-            assert port in (on_the_host if name in ON_THE_HOST or name == "code" else listens(name)), (name, port)
+            assert port in (published if name == "code" else listens(name)), (name, port)
 
 
 def test_those_that_need_postgres_reach_it():
@@ -356,7 +353,8 @@ def test_prometheus_asks_those_that_have_figures():
     for job in content["scrape_configs"]:
         assert set(job) == {"job_name", "static_configs"}
     targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in content["scrape_configs"]}
-    assert targets == {"triton": ["127.0.0.1:8002"], "agent": [f"127.0.0.1:{load_settings().agent.metrics_port}"]}
+    assert targets == {"triton": ["triton:8002"], "agent": [f"agent:{load_settings().agent.metrics_port}"]}
+    assert services()["agent"]["environment"]["AGENTPIPE_AGENT__METRICS_HOST"] == "0.0.0.0", "reached by others"
     judge = shutil.which("promtool")
     if judge:
         done = subprocess.run([judge, "check", "config", DOCKER / "prometheus.yml"], capture_output=True, text=True)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from agentpipe.errors import BundleError, CorruptError, ParityError, ServingError
 from agentpipe.serving import layout
 from agentpipe.serving.agent.answers import checked_answer
-from agentpipe.serving.agent.types import Answer
+from agentpipe.serving.agent.types import HOLD_VERSION, Answer
 from agentpipe.serving.runtime import open_session
 from agentpipe.serving.signature import Signature, names_digest
 from agentpipe.storage import read_json
@@ -249,7 +249,7 @@ class RulesDecider:
         """Which rules: ``rules-`` and the version of the simulator whose names they know; ``rules-hold`` elsewhere."""
         from agentpipe.environments.layout import SIMULATOR_VERSION
 
-        return f"rules-{SIMULATOR_VERSION}" if self._player else "rules-hold"
+        return f"rules-{SIMULATOR_VERSION}" if self._player else HOLD_VERSION
 
     def decide(self, frame: Frame, timeout: float = 0.0) -> Answer:
         """Always an answer; ``timeout`` is not needed."""

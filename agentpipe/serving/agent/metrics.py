@@ -1,4 +1,4 @@
-"""Figures of one agent for Prometheus, on this machine's loopback address.
+"""Figures of one agent for Prometheus, on this machine's loopback address where no other is set.
 
 Counted in plain numbers, so that nothing heavy is imported before :meth:`AgentMetrics.serve`, and collected when they
 are asked for. Each agent has a registry of its own.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import errno
 import itertools
+import socket
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
@@ -72,11 +73,11 @@ class AgentMetrics:
             raise KeyError(name)
         self._gauges[name] = read
 
-    def serve(self, port: int) -> int:
-        """Opens the endpoint on ``port`` of the loopback address, 0 for a free one; returns the port.
+    def serve(self, port: int, host: str = HOST) -> int:
+        """Opens the endpoint on ``port`` of the address ``host``, 0 for a free port; returns the port.
 
         Raises:
-            ServiceError: the port is in use, or may not be used.
+            ServiceError: the port is in use or may not be used, or the address is none of this machine.
         """
         from prometheus_client import CollectorRegistry, start_http_server
         from prometheus_client.registry import Collector
@@ -88,10 +89,14 @@ class AgentMetrics:
         registry = CollectorRegistry()
         registry.register(Figures())
         try:
-            self._server, _ = start_http_server(port, addr=HOST, registry=registry)
+            self._server, _ = start_http_server(port, addr=host, registry=registry)
         except OSError as error:
-            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
             remedy = "set AGENTPIPE_AGENT__METRICS_PORT to another, or to 0 for a free one"
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                text = f"the metrics cannot listen on {host}: {error.strerror}"
+                remedy = "set AGENTPIPE_AGENT__METRICS_HOST to an address of this machine"
+                raise ServiceError(text, host=host, remedy=remedy) from error
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
             raise ServiceError(f"port {port} of the metrics {reason}", port=port, remedy=remedy) from error
         return int(self._server.server_port)
 

@@ -255,7 +255,8 @@ class Session:
         return True
 
     def _serve_metrics(self) -> None:
-        self.metrics_port = self.healing.metrics.serve(self.settings.agent.metrics_port)
+        agent = self.settings.agent
+        self.metrics_port = self.healing.metrics.serve(agent.metrics_port, agent.metrics_host)
 
     def _start_shadow(self) -> None:
         from agentpipe.serving.agent.shadow import Shadow

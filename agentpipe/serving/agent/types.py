@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from agentpipe.serving.signature import Signature
+
+HOLD_VERSION: Final = "rules-hold"
+"""policy version of decisions that hold the last action, on lines that the rule-based player does not know"""
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,20 @@ def test_a_port_in_use_is_a_typed_error(metrics):
         AgentMetrics("b").serve(port)
 
 
+def test_it_listens_where_it_is_told(metrics):
+    port = metrics.serve(0, "127.0.0.2")
+    with urllib.request.urlopen(f"http://127.0.0.2:{port}/metrics", timeout=10) as answer:
+        assert answer.status == 200
+    with pytest.raises(OSError, match="refused"):
+        read(port)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
+def test_an_address_that_is_none_of_this_machine_is_a_typed_error(metrics, host):
+    with pytest.raises(ServiceError, match=f"cannot listen on {host}"):
+        metrics.serve(0, host)
+
+
 def test_a_gauge_that_nobody_declared_is_refused(metrics):
     with pytest.raises(KeyError):
         metrics.gauge("lvel", lambda: 0.0)
