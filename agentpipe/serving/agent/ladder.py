@@ -22,8 +22,8 @@ LEAST_NEED: Final = 0.005
 """seconds that are always kept for a rung below, whatever it took so far"""
 SLOW_SHARE: Final = 0.9
 """of the time that a rung was given, beyond which its answer counts as a failure (and is used all the same)"""
-SHARE: Final = 0.9
-"""of a question's time that rungs may use: whoever waits for the answer wants to have it before the deadline"""
+SHARE: Final = 0.5
+"""of what is left of a question's time that one rung may use: the rest is for those below it, recording and sending"""
 HISTORY: Final = 1_000
 
 
@@ -43,10 +43,10 @@ class Ladder:
     reached yet is not asked (servers are looked for in the background), unless its name is in ``ready``.
 
     A rung is waited for no longer than four times what it took at most of late (or twice its quickest probe, or
-    ``patience_seconds``): several stations share one agent, and a server that hangs must not hold up those that queue.
-    Within that, each rung is given nine tenths of what is left until the deadline, less ``reserve_seconds`` and less
-    what the rungs below it that are up took at most of late (half of it at most). :meth:`decide` belongs to one thread;
-    a decider's ``probe`` runs in another one meanwhile.
+    ``patience_seconds``), and half as long after each failure in a row: several stations share one agent, and a server
+    that hangs must not hold up those that queue. Within that, each rung is given half of what is left until the
+    deadline, less ``reserve_seconds`` and less what the rungs below it that are up took at most of late (half of that
+    at most). :meth:`decide` belongs to one thread; a decider's ``probe`` runs in another one meanwhile.
 
     Args:
         deciders: the rungs, best first; the last one never fails and is not probed.
@@ -71,6 +71,7 @@ class Ladder:
         self._probed: dict[str, collections.deque[float]] = {
             rung.name: collections.deque(maxlen=8) for rung in self._rungs
         }
+        self._failed = dict.fromkeys(self._took, 0)
         self._history: collections.deque[Change] = collections.deque(maxlen=HISTORY)
         self._lock = threading.Lock()
         self._prober = Prober(
@@ -139,6 +140,7 @@ class Ladder:
             self._took[rung.name].append(took)
             slow = took > SLOW_SHARE * budget
             failure = f"an answer took {took * 1e3:.0f} of {budget * 1e3:.0f} ms" if slow else None
+        self._failed[rung.name] = 0 if failure is None else self._failed[rung.name] + 1
         self._prober.note(rung.name, failure)
         return answer
 
@@ -155,7 +157,8 @@ class Ladder:
     def _patience(self, name: str) -> float:
         """Seconds after which an answer of a rung is not expected any more."""
         quickest = min(tuple(self._probed[name]), default=0.0)
-        return max(self._settings.patience_seconds, 4.0 * max(self._took[name]), 2.0 * quickest)
+        usual = max(self._settings.patience_seconds, 4.0 * max(self._took[name]), 2.0 * quickest)
+        return usual / 2.0 ** min(self._failed[name], self._settings.failures_to_degrade - 1)
 
     def _needed(self, below: int) -> float:
         """Seconds that the usable rungs from ``below`` on are kept."""
