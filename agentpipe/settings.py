@@ -182,6 +182,7 @@ class AgentSettings(_Section):
         "127.0.0.1", min_length=1, description="address that the Prometheus endpoint listens on; 0.0.0.0 = all"
     )
     metrics_port: int = Field(9464, ge=0, le=65_535, description="of the Prometheus endpoint; 0 = a free one")
+    follow_every: Positive = Field(5.0, description="between two looks whether the champion is another one")
     sensor_silence: Positive = Field(30.0, description="after which a sensor that reports nothing new counts as lost")
     estimate_growth: Positive = Field(
         1.0, description="variance, in a sensor's healthy ones, that the estimate of a lost one gains in an hour"

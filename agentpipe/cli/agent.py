@@ -52,7 +52,8 @@ def agent(  # noqa: PLR0913, PLR0917 - the options of a command
 ) -> None:
     """Answers the questions of a line until Ctrl-C: in time, within its limits, each decision on record.
 
-    With --json every event is a line of JSON on standard output: ready, complete, what was lost and is back, the end.
+    With --json every event is a line of JSON on standard output: ready, complete, another policy, what was lost and is
+    back, the end. Another champion is followed: orders that begin from then on get it.
     """
     if context.invoked_subcommand is not None:
         return
@@ -115,9 +116,18 @@ def _event(as_json: bool, event: str, text: str, **fields: object) -> None:
 
 
 def _teller(as_json: bool) -> Callable[[str], None]:
+    from agentpipe.serving.agent.session import FOLLOWED, NOT_FOLLOWED
+
+    events = {"complete after": "complete", FOLLOWED: "policy", NOT_FOLLOWED: "policy_refused"}
+
     def tell(text: str) -> None:
         if as_json:
-            _event(as_json, "complete" if text.startswith("complete after") else "said", text, said=text)
+            _event(
+                as_json,
+                next((event for start, event in events.items() if text.startswith(start)), "said"),
+                text,
+                said=text,
+            )
         else:
             say(text)
 

@@ -61,6 +61,7 @@ class Healing:
         folder: ``HOME/agent/<name>``; its disk is probed, and reports are kept in ``incidents`` below it.
         agent: its name.
         line_probe: looks whether the line can be reached; none where there is nothing to look at.
+        others: what else is probed.
         ready: rungs that are asked before their first probe.
         profile: of the line, for the estimates of lost sensors.
         on_change: told of each loss and return besides; must neither block nor raise.
@@ -75,6 +76,7 @@ class Healing:
         agent: str,
         *,
         line_probe: Callable[[float], None] | None = None,
+        others: Sequence[Part] = (),
         ready: Sequence[str] = (),
         profile: LineProfile | None = None,
         on_change: Callable[[Change], None] | None = None,
@@ -91,7 +93,7 @@ class Healing:
         )
         self.sensors = SensorWatch(signature, settings.agent, profile, self._changed)
         self.clock = ClockWatch(self._changed)
-        parts = [Part(DISK, disk_probe(folder)), Part(CLOCK, self.clock.probe)]
+        parts = [Part(DISK, disk_probe(folder)), Part(CLOCK, self.clock.probe), *others]
         if line_probe is not None:
             parts.append(Part(LINE, line_probe))
         self.ladder = Ladder(deciders, settings.agent, parts=parts, ready=ready, on_change=self._changed)

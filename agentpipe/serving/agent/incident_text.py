@@ -38,6 +38,10 @@ _ADVICE: Final = {
         "Readings of the lost sensors are replaced by estimates, and the policy is told how little is known.",
         "Look at the sensors, their cables and their transmitters. Take the line over where it is in doubt.",
     ),
+    "champion": Advice(
+        "The bundle of the new champion is not used. The one in use goes on; the bundle is looked at again and again.",
+        "Verify the bundle (`agentpipe bundle verify`); restore or rebuild it, or bring an earlier champion back.",
+    ),
     "clock": Advice(
         "Nothing counts on the wall clock but stamps, which stay UTC. Deadlines and intervals were kept.",
         "Look at the time service of this machine. Stamps of records around the jump may be out of order.",

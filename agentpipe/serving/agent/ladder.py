@@ -97,6 +97,10 @@ class Ladder:
         """All rungs, best first."""
         return (*(rung.name for rung in self._rungs), self._last.name)
 
+    def up(self, name: str) -> bool:
+        """Whether the rung ``name`` would be asked now."""
+        return self._usable(name)
+
     def lost(self) -> dict[str, str]:
         """Rungs and other parts that are lost, and why."""
         return self._prober.lost()

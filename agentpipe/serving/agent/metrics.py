@@ -33,6 +33,10 @@ GAUGES: Final = {
     "sensor_estimates": "lost sensors whose estimates are in use",
     "takeover": "1 while a person has the line",
 }
+POLICIES: Final = {
+    "changes": "policies put in place of another while the agent worked",
+    "refusals": "bundles that were to be used and are not",
+}
 _PREFIX: Final = "agentpipe_agent"
 
 
@@ -50,6 +54,8 @@ class AgentMetrics:
         self._sums: dict[str, float] = {}
         self._late = 0
         self._lost: Counter[str] = Counter()
+        self._policy = ""
+        self._policies: Counter[str] = Counter()
         self._gauges: dict[str, Callable[[], float]] = {}
         self._server: Any = None
 
@@ -66,6 +72,17 @@ class AgentMetrics:
         if not change.up:
             with self._lock:
                 self._lost[change.part.partition(": ")[0]] += 1
+
+    def policy(self, version: str) -> None:
+        """Says which policy orders that begin now get; all but the first count as changes."""
+        with self._lock:
+            self._policies["changes"] += bool(self._policy)
+            self._policy = version
+
+    def policy_refused(self) -> None:
+        """Counts a bundle that was to be used and is not."""
+        with self._lock:
+            self._policies["refusals"] += 1
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
         """Has ``read`` called whenever the gauge ``name`` (one of :data:`GAUGES`) is asked for; any thread."""
@@ -114,6 +131,7 @@ class AgentMetrics:
         with self._lock:
             seconds = {rung: list(counts) for rung, counts in self._seconds.items()}
             sums, late, lost = dict(self._sums), self._late, dict(self._lost)
+            policy, policies = self._policy, dict(self._policies)
         latency = HistogramMetricFamily(
             f"{_PREFIX}_decision_seconds", "seconds from question to answer", labels=["agent", "rung"]
         )
@@ -132,6 +150,16 @@ class AgentMetrics:
         for part, count in lost.items():
             degradations.add_metric([self._agent, part], count)
         yield degradations
+        if policy:
+            used = GaugeMetricFamily(
+                f"{_PREFIX}_policy", "1 for the policy of orders that begin now", labels=["agent", "policy"]
+            )
+            used.add_metric([self._agent, policy], 1.0)
+            yield used
+            for name, text in POLICIES.items():
+                counted = CounterMetricFamily(f"{_PREFIX}_policy_{name}", text, labels=["agent"])
+                counted.add_metric([self._agent], policies.get(name, 0))
+                yield counted
         for name, text in GAUGES.items():
             if name in self._gauges:
                 gauge = GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=["agent"])

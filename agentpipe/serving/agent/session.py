@@ -20,10 +20,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from agentpipe.errors import AgentpipeError, BundleError, InputError, LineError, LockHeldError
 from agentpipe.serving import layout
 from agentpipe.serving.agent.deciders import RulesDecider, read_policy
+from agentpipe.serving.agent.following import Follower
+from agentpipe.serving.agent.generations import Generations
 from agentpipe.serving.agent.healing import Healing, declared_rungs
 from agentpipe.serving.agent.interlocks import Interlocks, read_interlocks
 from agentpipe.serving.agent.journal import Journal
 from agentpipe.serving.agent.outbox import InboxSink, Shipper, Sink, StreamSink
+from agentpipe.serving.agent.probes import Part
+from agentpipe.serving.agent.remembering import MemoryMaker
 from agentpipe.serving.agent.runtime import Runtime
 from agentpipe.serving.agent.socket_line import SocketLine
 from agentpipe.serving.agent.vocabulary import vocabulary_of
@@ -33,12 +37,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
+    from agentpipe.serving.agent.deciders import PolicyFiles
+    from agentpipe.serving.agent.memory import Memory
     from agentpipe.serving.agent.probes import Change
     from agentpipe.serving.agent.runtime import Onlooker
+    from agentpipe.serving.agent.shadow import Shadow
     from agentpipe.serving.agent.types import LineAdapter
     from agentpipe.settings import Settings
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+FOLLOWED: Final = "the policy changed:"
+NOT_FOLLOWED: Final = "the policy did not change:"
+"""what is said of another champion begins like this"""
 _HOLDS: Final = 1_000_000
 """times that the fallback may repeat an action: what limits it is the diagnosis after five late steps"""
 
@@ -49,13 +59,14 @@ class AgentOptions:
 
     Args:
         line: ``tcp://HOST:PORT``, or what a stream is read from (see ``mapping``).
-        bundle: folder of the bundle; None: the champion's.
+        bundle: folder of the bundle; None: the champion's. Another champion, and other content of the folder, is
+            followed while the agent works: orders that begin from then on get it.
         name: of the agent; its folder is ``HOME/agent/<name>``.
         interlocks: file of hard limits; None: none.
         shadow: folder of a candidate's bundle that decides beside it; None: nobody does.
         mapping: file that says which columns of a stream mean what; None: ``line`` is an address.
         feedback: where decisions are handed on to.
-        memory: whether cases are looked up.
+        memory: whether cases are looked up; where there is no memory, it is made in the background.
     """
 
     line: str
@@ -101,6 +112,8 @@ class Session:
         self.metrics_port: int | None = None
         self.complete = threading.Event()
         self._lost: set[str] = set()
+        self._shadow: Shadow | None = None
+        self._shadow_lock = threading.Lock()
         self._stack = contextlib.ExitStack()
         try:
             self._build(line)
@@ -112,32 +125,48 @@ class Session:
         options, settings = self.options, self.settings
         prepare_home(settings.home)
         self._stack.enter_context(agent_lock(self.folder))
-        self.policy = read_policy(options.bundle or champion_bundle(settings.home))
-        self.vocabulary = vocabulary_of(self.policy.signature)
+        policy = read_policy(self._bundle())
+        self.vocabulary = vocabulary_of(policy.signature)
+        *rungs, rules = declared_rungs(policy, settings.agent.triton)
+        self.generations = Generations(policy, rungs)
         limits = self._interlocks()
         self.journal = Journal(self.folder / "journal")
         self._stack.callback(self.journal.close)
         self.line = line or self._open_line()
         self._stack.callback(self.line.close)
-        self._onlookers: list[Onlooker] = []
-        rungs = declared_rungs(self.policy, settings.agent.triton)
+        self._onlookers: list[Onlooker] = [self.generations]
+        self.follower = Follower(
+            self.generations,
+            self._bundle,
+            lambda files: declared_rungs(files, settings.agent.triton)[:-1],
+            up=self._up,
+            every=settings.agent.follow_every,
+            installed=self._installed,
+            refused=self._refused,
+        )
         self.healing = Healing(
-            rungs,
-            self.policy.signature,
+            [*self.generations.rungs, rules],
+            policy.signature,
             settings,
             self.folder,
             options.name,
             line_probe=self._probe_line,
-            ready=[rungs[-2].name],
+            others=[Part("champion", self.follower.probe)],
+            ready=[rungs[-1].name],
             on_change=self._changed,
         )
+        self.maker = MemoryMaker()
+        self._stack.callback(self.maker.close)
+        self.healing.metrics.policy(policy.version)
         self._stack.callback(self.healing.close)
+        self._stack.callback(self._end_shadow)
+        self._stack.callback(self.follower.close)
         self.shipper = Shipper(self.journal, self._sink(), agent=options.name)
         self._stack.callback(self.shipper.close)
         self.runtime = Runtime(
             self.line,
             self.healing,
-            RulesDecider(self.policy.signature, holds=_HOLDS),
+            RulesDecider(policy.signature, holds=_HOLDS),
             self.journal,
             limits,
             self.vocabulary,
@@ -165,6 +194,7 @@ class Session:
             ForeignLineError: the line is not one of this policy.
         """
         self.shipper.start()
+        self.follower.start()
         threading.Thread(target=self._fill, name="background", daemon=True).start()
         self.runtime.run()
 
@@ -184,6 +214,11 @@ class Session:
     ) -> None:
         self.close()
 
+    @property
+    def policy(self) -> PolicyFiles:
+        """The bundle of orders that begin now."""
+        return self.generations.newest.files
+
     def figures(self) -> dict[str, Any]:
         """What has happened, as a JSON object."""
         level = self.healing.ladder.level
@@ -196,6 +231,22 @@ class Session:
         }
 
     # ------------------------------------------------------------------------------------------- inside
+
+    def _bundle(self) -> Path:
+        return self.options.bundle or champion_bundle(self.settings.home)
+
+    def _up(self, rung: str) -> bool:
+        return self.healing.ladder.up(rung)
+
+    def _installed(self, before: PolicyFiles, after: PolicyFiles) -> None:
+        self.healing.metrics.policy(after.version)
+        self.say(f"{FOLLOWED} {after.version[:16]} in place of {before.version[:16]}: orders that begin from now on")
+        if self._shadow is not None:
+            self._load("shadow", self._start_shadow)
+
+    def _refused(self, why: str) -> None:
+        self.healing.metrics.policy_refused()
+        self.say(f"{NOT_FOLLOWED} {why}; {self.policy.version[:16]} goes on")
 
     def _interlocks(self) -> Interlocks:
         if self.options.interlocks is None:
@@ -240,6 +291,8 @@ class Session:
         if self.options.memory:
             parts["memory"] = self._load_memory
         missing = [name for name, load in parts.items() if not self._load(name, load)]
+        if self.maker.ended:
+            return
         if missing:
             self.say(f"incomplete: without {', '.join(missing)}")
             return
@@ -259,25 +312,50 @@ class Session:
         self.metrics_port = self.healing.metrics.serve(agent.metrics_port, agent.metrics_host)
 
     def _start_shadow(self) -> None:
+        """The candidate beside the champion of now, with a report of its own."""
         from agentpipe.serving.agent.shadow import Shadow
 
         assert self.options.shadow is not None
-        shadow = Shadow(
-            read_policy(self.options.shadow), self.policy, self.folder / "shadow", self.vocabulary, say=self.say
-        )
-        self._stack.callback(shadow.close)
-        self._onlookers.append(shadow)
+        self._end_shadow()
+        candidate, champion = read_policy(self.options.shadow), self.policy
+        if candidate.version == champion.version:
+            self.say("the candidate of the shadow is the policy in use: there is nothing to compare")
+            return
+        shadow = Shadow(candidate, champion, self.folder / "shadow", self.vocabulary, say=self.say)
+        with self._shadow_lock:
+            self._shadow = shadow
+            self._onlookers.append(shadow)
+
+    def _end_shadow(self) -> None:
+        with self._shadow_lock:
+            shadow, self._shadow = self._shadow, None
+            if shadow is not None:
+                self._onlookers.remove(shadow)
+        if shadow is not None:
+            shadow.close()
 
     def _load_memory(self) -> None:
         from agentpipe.serving.agent.recall import Recall, open_memory
 
-        memory = open_memory(self.settings.home, self.policy.signature)
+        home = self.settings.home
+        memory = open_memory(home, self.policy.signature)
+        if memory is None and next(home.glob("trajectories/*/*"), None) is not None:
+            memory = self._make_memory()
         if memory is None:
-            self.say("no memory yet: agentpipe agent remember makes it from recorded trajectories")
+            if not self.maker.ended:
+                self.say("no memory: there are no recorded trajectories that it could be made from")
             return
         recall = Recall(memory, self.vocabulary, self.journal)
         self._stack.callback(recall.close)
         self._onlookers.append(recall)
+
+    def _make_memory(self) -> Memory | None:
+        from agentpipe.serving.agent.recall import open_memory
+
+        self.say("the memory is being made from recorded trajectories")
+        with contextlib.suppress(InputError):  # nothing that could be remembered
+            self.maker.make(self.settings.home, self.policy.path)
+        return open_memory(self.settings.home, self.policy.signature)
 
 
 def champion_bundle(home: Path) -> Path:

@@ -45,8 +45,9 @@ _REMEDY: Final = "is the server running, and does it serve this model?"
 class TritonDecider:
     """One Triton. The constructor reads files only; the first :meth:`probe` connects, and later ones connect again.
 
-    The newest version of the model is asked. Its signature must be that of ``bundle``, and known rows must be answered
-    as the bundle's policy answers them: a server of another policy is refused, not used.
+    The model's signature must be that of ``bundle``, and known rows must be answered as the bundle's policy answers
+    them: a server of another policy is refused, not used. The newest version is looked at, and then the one that
+    answered so is asked, also while a server loads a newer one beside it.
 
     Args:
         url: host and gRPC port.
@@ -62,7 +63,8 @@ class TritonDecider:
         self.url, self.name = url, name
         self.files = bundle if isinstance(bundle, PolicyFiles) else read_policy(bundle)
         self._inputs = frame_inputs(self.files.signature)
-        self._client: InferenceServerClient | None = None
+        self._found: tuple[InferenceServerClient, str] | None = None
+        """the connection, and the version of the model that is this policy"""
         self._known: KnownRows | None = None
 
     @property
@@ -77,11 +79,11 @@ class TritonDecider:
             ServiceError: no probe has connected yet, the server is away, refuses, or does not answer in time.
             ServingError: sizes differ, or the answer is no answer.
         """
-        client = self._client
-        if client is None:
+        if self._found is None:
             raise ServiceError("not connected", decider=self.name, url=self.url, remedy=_REMEDY)
         fill_inputs(self._inputs, frame, self.name)
-        return checked_answer(frame, self._infer(client, self._inputs, timeout), self.name, self.policy_version)
+        outputs, _ = self._infer(*self._found, self._inputs, timeout)
+        return checked_answer(frame, outputs, self.name, self.policy_version)
 
     def probe(self, timeout: float) -> None:
         """Connects where there is no connection, and asks known rows. May run in another thread than :meth:`decide`.
@@ -93,25 +95,26 @@ class TritonDecider:
         """
         end = time.monotonic() + timeout
         self._known = self._known or read_known_rows(self.files)
-        client = self._client
+        client, version = self._found or (None, "")
         new = client is None
         try:
             client = client or self._open()
             if new:
                 self._check_signature(client, end - time.monotonic())
-            self._known.compare(self._infer(client, self._known.inputs, end - time.monotonic()), self.name)
+            outputs, version = self._infer(client, version, self._known.inputs, end - time.monotonic())
+            self._known.compare(outputs, self.name)
         except ServingError:
-            self._client = None  # a connection that hangs is not waited for: the next probe makes another
+            self._found = None  # a connection that hangs is not waited for: the next probe makes another
             if client is not None:
                 client.close()
             raise
-        self._client = client
+        self._found = (client, version)
 
     def close(self) -> None:
         """Ends the connection."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        found, self._found = self._found, None
+        if found is not None:
+            found[0].close()
 
     def _open(self) -> InferenceServerClient:
         from tritonclient.grpc import InferenceServerClient
@@ -134,8 +137,9 @@ class TritonDecider:
             raise BundleError("the served model has another signature", url=self.url, model=model, remedy=remedy)
 
     def _infer(
-        self, client: InferenceServerClient, inputs: Mapping[str, npt.NDArray[Any]], timeout: float
-    ) -> dict[str, npt.NDArray[Any]]:
+        self, client: InferenceServerClient, version: str, inputs: Mapping[str, npt.NDArray[Any]], timeout: float
+    ) -> tuple[dict[str, npt.NDArray[Any]], str]:
+        """The outputs, and the version of the model that gave them."""
         from tritonclient.grpc import InferInput
 
         tensors = []
@@ -143,7 +147,7 @@ class TritonDecider:
             tensor = InferInput(spec.name, list(inputs[spec.name].shape), WIRE_TYPES[spec.dtype])
             tensor.set_data_from_numpy(inputs[spec.name])
             tensors.append(tensor)
-        result = self._call(client, "infer", timeout, self.files.model_name, tensors)
+        result = self._call(client, "infer", timeout, self.files.model_name, tensors, model_version=version)
         try:
             outputs = {name: result.as_numpy(name) for name in OUTPUTS}
         except (ValueError, TypeError) as error:  # bytes that are no array of the shape and dtype that they claim
@@ -151,7 +155,7 @@ class TritonDecider:
         missing = [name for name, array in outputs.items() if array is None]
         if missing:
             raise ServingError(f"no answer: {missing} missing", decider=self.name, url=self.url, remedy=_REMEDY)
-        return outputs
+        return outputs, str(result.get_response().model_version)
 
     def _call(
         self, client: InferenceServerClient, method: str, timeout: float, *given: object, **options: object

@@ -17,6 +17,8 @@ class FakeTriton(service.GRPCInferenceServiceServicer):
 
     Attributes:
         spoil: called with the outputs by name before they are sent; changes them in place.
+        spoils: the same for single versions of the model, in place of ``spoil``.
+        newest: version that answers where none is named.
         pause: seconds before each answer.
         gate: answers wait while it is cleared.
     """
@@ -24,6 +26,7 @@ class FakeTriton(service.GRPCInferenceServiceServicer):
     def __init__(self, signature, port=0) -> None:
         self.signature = signature
         self.spoil, self.pause, self.answered = None, 0.0, 0
+        self.newest, self.spoils = "1", {}
         self.gate = threading.Event()
         self.gate.set()
         self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
@@ -52,9 +55,11 @@ class FakeTriton(service.GRPCInferenceServiceServicer):
             "probabilities": allowed / allowed.sum(axis=1, keepdims=True),
             "value": arrays["observation"].sum(axis=1, dtype=np.float32)[:, None],
         }
-        if self.spoil is not None:
-            self.spoil(outputs)
-        answer = pb.ModelInferResponse(model_name=request.model_name, model_version="1")
+        version = request.model_version or self.newest
+        spoil = self.spoils.get(version, self.spoil)
+        if spoil is not None:
+            spoil(outputs)
+        answer = pb.ModelInferResponse(model_name=request.model_name, model_version=version)
         for name, array in outputs.items():
             kind = {"f": "FP32", "i": "INT64", "b": "BOOL"}[array.dtype.kind]
             answer.outputs.add(name=name, datatype=kind, shape=array.shape)

@@ -40,8 +40,10 @@ def pool_frame(pool, row=0, *, seconds=1.0) -> Frame:
 class FakeDecider:
     """Answers with the first allowed action after ``delay`` seconds, or fails while ``error`` is set."""
 
-    def __init__(self, name: str, *, delay: float = 0.0, error: Exception | None = None) -> None:
-        self.name, self.policy_version = name, f"version of {name}"
+    def __init__(
+        self, name: str, *, delay: float = 0.0, error: Exception | None = None, version: str | None = None
+    ) -> None:
+        self.name, self.policy_version = name, version or f"version of {name}"
         self.delay, self.error, self.probe_error = delay, error, error
         self.asked, self.probed, self.closed = 0, 0, False
         self.timeouts: list[float] = []

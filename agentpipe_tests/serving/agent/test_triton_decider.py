@@ -145,6 +145,20 @@ def test_a_network_that_misbehaves_fails_within_the_time_out_and_heals(server, f
         decider.close()
 
 
+def test_the_version_that_is_the_policy_is_asked_also_beside_a_newer_one(decider, server, files):
+    server.spoils["2"] = spoiled("value", lambda array: array + np.float32(1.0))
+    server.newest = "2"
+    decider.probe(LONG)
+    assert decider.decide(frame((0.5, 1.0), (False, True, True)), LONG).value == 1.5
+    with pytest.raises(ParityError):
+        TritonDecider(server.url, files).probe(LONG)
+    server.spoils = {"1": server.spoils["2"]}  # the policy is now served as another version
+    with pytest.raises(ParityError):
+        decider.probe(LONG)
+    decider.probe(LONG)
+    assert decider.decide(frame((0.5, 1.0), (False, True, True)), LONG).value == 1.5
+
+
 def test_an_address_that_is_none_is_a_typed_error(files):
     with pytest.raises(ServiceError):
         TritonDecider("no address", files).probe(1.0)
