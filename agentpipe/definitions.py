@@ -24,6 +24,7 @@ from agentpipe.defs.resources import Workspace
 from agentpipe.defs.serving import assets as serving
 from agentpipe.defs.serving import server_check
 from agentpipe.defs.serving.jobs import approval
+from agentpipe.defs.serving.sensors import agents_sensor
 from agentpipe.settings import load_settings
 
 _settings = load_settings()
@@ -44,6 +45,7 @@ defs = dg.Definitions(
         feedback_sensor(_chosen),
         nightly_sensor(_chosen),
         champion_sensor(_chosen),
+        agents_sensor(_chosen),
         interrupted_sensor(_chosen),
         alert_sensor(_settings.alerts, _chosen.every_seconds),
     ],

@@ -179,7 +179,7 @@ class AgentSettings(_Section):
     successes_to_recover: int = Field(3, gt=0, description="good probes in a row after which it counts as back")
     triton: tuple[str, ...] = Field((), description="gRPC addresses of Triton servers, the first one asked first")
     metrics_host: str = Field(
-        "127.0.0.1", min_length=1, description="address that the Prometheus endpoint listens on; 0.0.0.0 = all"
+        "127.0.0.1", min_length=1, description="address or name that the Prometheus endpoint listens on"
     )
     metrics_port: int = Field(9464, ge=0, le=65_535, description="of the Prometheus endpoint; 0 = a free one")
     follow_every: Positive = Field(5.0, description="between two looks whether the champion is another one")

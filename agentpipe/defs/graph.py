@@ -193,6 +193,17 @@ EXTERNAL: dict[str, External] = {
         "nightly and incremental trainings start from it.",
         deps=("publish",),
     ),
+    "agent_incidents": External(
+        "deployment",
+        "Repair reports of the agents at their lines: what was lost, what it did to decisions, what was done, what to "
+        "do by hand. One event a report, and one more when it is over.",
+        deps=("champion",),
+    ),
+    "agent_shadow": External(
+        "deployment",
+        "A candidate that decides beside the champion without acting: agreement, KL and latency, by segment.",
+        deps=("champion",),
+    ),
 }
 
 _MAPPINGS: dict[Take, dg.PartitionMapping | None] = {

@@ -12,6 +12,8 @@ from agentpipe.defs.graph import SHAPES, Take
 from agentpipe.defs.jobs import STAGES
 
 GRAPH = """
+    agent_incidents                 deployment    -            <- champion
+    agent_shadow                    deployment    -            <- champion
     bundle_server_check             deployment    day|trigger  <- triton_bundle, triton_server
     champion                        deployment    -            <- publish
     champion_evaluation             evaluation    -            <- champion, disturbance_table, line_profile
@@ -168,7 +170,8 @@ def test_one_partition_of_the_checkpoint_consumes_every_cell_and_its_own_day(spe
 
 def test_the_champion_closes_the_loop_outside_the_graph(specs: dict[str, dg.AssetSpec]) -> None:
     consumers = [name for name, spec in specs.items() if any(dep.asset_key.path == ["champion"] for dep in spec.deps)]
-    assert consumers == ["champion_evaluation"]
+    assert sorted(consumers) == ["agent_incidents", "agent_shadow", "champion_evaluation"]
+    assert {"agent_incidents", "agent_shadow"}.isdisjoint(SHAPES), "only told of"
     assert all("champion_evaluation" not in {dep.asset_key.path[0] for dep in spec.deps} for spec in specs.values())
 
 

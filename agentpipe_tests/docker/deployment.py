@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 300.0
 """Seconds after which something that should happen is taken not to; a laden machine may be slow."""
-OWN_NAMES = ("code", "webserver", "daemon")
+OWN_NAMES = ("code", "webserver", "daemon", "agent")
 
 
 def wait_until(predicate: Callable[[], Any], what: str, process: subprocess.Popen[bytes], log: Path) -> Any:

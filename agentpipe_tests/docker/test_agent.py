@@ -30,6 +30,7 @@ def by_agent(running):
 def test_the_champion_works_at_the_line_and_where_triton_is_away_by_itself(place):
     with running_line(1, seconds=30.0, every=0.01) as running:
         deployment = Deployment(place, None, variables={"AGENTPIPE_LINE": running.url})
+        deployment.settings["AGENTPIPE_AGENT__METRICS_HOST"] = "127.0.0.1"
         deployment.settings["AGENTPIPE_AGENT__METRICS_PORT"] = str(deployment.ports[9464])
         digest = save_line_bundle(deployment.home / "bundles" / "bundle-1")
         champions = ChampionStore(deployment.home / "champion")

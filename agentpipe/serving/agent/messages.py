@@ -38,7 +38,7 @@ MOST_SECONDS: Final = 86_400.0
 """of a deadline"""
 LARGEST: Final = float(np.finfo(np.float32).max)
 _SPACE: Final = re.compile(r"[\x00-\x20\x7f-\x9f\s]")
-_FIELDS: Final = {
+FIELDS: Final = {
     "hello": ({"protocol", "signature", "lines"}, {"beat"}),
     "question": (
         {"decision_id", "line_id", "order_id", "number", "observation", "last_action", "elapsed_minutes", "mask"},
@@ -234,7 +234,7 @@ def _ended(content: Mapping[str, Any]) -> OrderEnded:
 
 
 def _check_fields(content: Mapping[str, Any], kind: str) -> None:
-    needed, optional = _FIELDS[kind]
+    needed, optional = FIELDS[kind]
     names = set(content) - {"type"}
     if content.get("type") != kind:
         raise NonsenseError(f"a {kind} is expected, not {_short(content.get('type'))}", field="type")

@@ -93,6 +93,7 @@ class Shadow:
         self._queue: queue.Queue[tuple[Frame, Answer, float] | None] = queue.Queue(QUEUE)
         self.dropped = self.failed = 0
         self._last_failure = ""
+        self._ended = False
         self._groups: dict[str, _Group] = {_UNKNOWN: _Group()}
         self._disagreements: Counter[tuple[str, str]] = Counter()
         self._seconds: tuple[deque[float], deque[float]] = (deque(maxlen=_LATENCIES), deque(maxlen=_LATENCIES))
@@ -125,6 +126,7 @@ class Shadow:
             "candidate": self._candidate,
             "champion": self._champion,
             "started": self._started.isoformat(),
+            "ended": self._ended,
             "written": dt.datetime.now(dt.UTC).isoformat(),
             "dropped": self.dropped,
             "failed": self.failed,
@@ -150,7 +152,8 @@ class Shadow:
             if entry is not None:
                 self._compare(*entry)
                 changed = True
-            if changed and (ending or time.monotonic() - written >= self._every):
+            self._ended = ending
+            if ending or (changed and time.monotonic() - written >= self._every):
                 self._write()
                 written, changed = time.monotonic(), False
             if ending:
@@ -208,10 +211,16 @@ def read_reports(folder: Path) -> list[dict[str, Any]]:
     Raises:
         CorruptError: a report is damaged.
     """
-    found = []
-    for path in folder.glob("*.json"):
-        content = read_json(path)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise CorruptError("not a report of a shadow", file=path, remedy="remove it")
-        found.append(content)
-    return sorted(found, key=lambda report: str(report["started"]))
+    return sorted((read_report(path) for path in folder.glob("*.json")), key=lambda report: str(report["started"]))
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """One of them.
+
+    Raises:
+        CorruptError: it is damaged.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("format") != FORMAT or "started" not in content:
+        raise CorruptError("not a report of a shadow", file=path, remedy="remove it")
+    return content

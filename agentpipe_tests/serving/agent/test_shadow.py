@@ -118,7 +118,9 @@ def test_the_report_is_written_while_it_runs(tmp_path):
     made = shadow(tmp_path, Candidate(), every=0.02)
     made.decided(frame(0), answer(0), 0.001)
     wait_for(lambda: [report for report in read_reports(tmp_path) if report["rows"] == 1])
+    assert not read_reports(tmp_path)[0]["ended"]
     made.close()
+    assert read_reports(tmp_path)[0]["ended"]
 
 
 def test_a_report_that_cannot_be_written_is_said(tmp_path):
