@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,14 @@ def test_many_reports_are_told_in_several_ticks_and_what_is_gone_is_forgotten(
     (watch.agents / "press" / "incidents" / "i0.json").unlink()
     watch.tick()
     assert len(json.loads(watch.cursor or "")) == 4
+
+
+def test_what_was_written_last_is_told_last(watch: Watch) -> None:
+    for name, second in (("b", 1), ("a", 2), ("c", 3)):
+        leave_comparison(watch.agents / "press" / "shadow", name, dropped=second)
+        path = watch.agents / "press" / "shadow" / f"{name}.json"
+        os.utime(path, (second, second))
+    assert [shown(event)["dropped"] for event in watch.tick()] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("cursor", ["x", "[]", '{"a": 1}', '{"a": ["m", "v", "x"]}'])

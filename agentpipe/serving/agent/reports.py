@@ -32,6 +32,8 @@ class Place:
     agent: str
     path: Path
     mark: str
+    written: int
+    """nanoseconds since 1970"""
 
     @property
     def key(self) -> str:
@@ -53,13 +55,13 @@ class Report:
 
 
 def places(home: Path) -> list[Place]:
-    """Every report of every agent, in the order of their names, which is that of their times for each agent and kind.
+    """Every report of every agent, in the order in which they were last written.
 
     Raises:
         HomeError: a folder cannot be read.
     """
     with typed_os_errors(home):
-        return list(_places(home / "agent"))
+        return sorted(_places(home / "agent"), key=lambda place: (place.written, place.key))
 
 
 def _places(folder: Path) -> Iterator[Place]:
@@ -68,7 +70,8 @@ def _places(folder: Path) -> Iterator[Place]:
             for path in sorted((agent / kind).glob("*.json")):
                 if _AGENT.fullmatch(agent.name) and path.is_file() and not path.is_symlink():
                     status = path.stat()
-                    yield Place(kind, agent.name, path, f"{status.st_mtime_ns:x}-{status.st_size:x}")
+                    mark = f"{status.st_mtime_ns:x}-{status.st_size:x}"
+                    yield Place(kind, agent.name, path, mark, status.st_mtime_ns)
 
 
 def read(place: Place) -> Report:

@@ -6,6 +6,7 @@ waits. One report a run, ``HOME/agent/<name>/shadow/<candidate>-<start>.json``; 
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import queue
 import threading
@@ -33,6 +34,8 @@ _LATENCIES: Final = 10_000
 _DISAGREEMENTS: Final = 20
 """most frequent ones that a report names"""
 _UNKNOWN: Final = "all"
+KEPT: Final = 500
+"""reports that stay in the folder"""
 
 
 class _Group:
@@ -147,6 +150,7 @@ class Shadow:
 
     def _work(self) -> None:
         written, changed = time.monotonic(), True
+        self._prune()
         while True:
             entry, ending = self._next()
             if entry is not None:
@@ -192,6 +196,13 @@ class Shadow:
         if own.action != answer.action:
             pair = (self._vocabulary.action_name(answer.action), self._vocabulary.action_name(own.action))
             self._disagreements[pair] += 1
+
+    def _prune(self) -> None:
+        """Removes the oldest reports of earlier runs."""
+        with contextlib.suppress(OSError):
+            found = sorted(self.path.parent.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+            for old in found[: max(0, len(found) + 1 - KEPT)]:
+                old.unlink()
 
     def _write(self) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import threading
 from pathlib import Path
 
@@ -121,6 +122,16 @@ def test_the_report_is_written_while_it_runs(tmp_path):
     assert not read_reports(tmp_path)[0]["ended"]
     made.close()
     assert read_reports(tmp_path)[0]["ended"]
+
+
+def test_the_oldest_reports_go(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentpipe.serving.agent.shadow.KEPT", 3)
+    for number in (5, 1, 4, 2):
+        (tmp_path / f"{number}.json").write_text("{}")
+        os.utime(tmp_path / f"{number}.json", (number, number))
+    made = shadow(tmp_path, Candidate())
+    made.close()
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["4.json", "5.json", made.path.name]
 
 
 def test_a_report_that_cannot_be_written_is_said(tmp_path):
