@@ -21,6 +21,8 @@ ifneq ($(strip $(PIP_FIND_LINKS)),)
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 export AGENTPIPE_HOME
+# Each run is a process of its own; without cached byte code it would compile what it imports, which takes seconds.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help install run test ui lint fix bench clean browser postgres triton
 

@@ -46,8 +46,8 @@ while [ "$1" != -- ]; do
     shift 2
 done
 shift
+mount --bind /tmp /tmp
 mount -o remount,bind,ro /
-mount -t tmpfs tmpfs /tmp
 exec "$@"
 """
 
