@@ -37,7 +37,7 @@ def wait_until(predicate: Callable[[], Any], what: str, process: subprocess.Pope
     return found
 
 
-# Volumes are bound to themselves, then the root is made read-only; /tmp is a file system of its own, as in a container.
+# Volumes are bound to themselves, as /tmp is, then the root is made read-only.
 _READ_ONLY = """
 set -e
 while [ "$1" != -- ]; do
