@@ -287,7 +287,8 @@ def main(arguments: list[str] | None = None) -> None:
         install_triton()
     except ServiceError as error:
         raise SystemExit(f"no Triton here: {error}") from error
-    figures: dict[str, Any] = {"probe_every_s": options.every, "kinds": [], "success": []}
+    figures: dict[str, Any] = {"probe_every_s": options.every, "stations": options.stations}
+    figures |= {"kinds": [], "success": []}
     for kind in options.kinds:
         figures["kinds"].append(run_kind(kind, options.bundle, options))
         print(figures["kinds"][-1], flush=True)

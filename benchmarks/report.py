@@ -11,6 +11,7 @@ from agentpipe.storage import read_json, write_bytes
 from benchmarks import (
     buffer_learning,
     buffer_report,
+    chaos_report,
     drift,
     feedback_intake,
     feedback_learning,
@@ -146,6 +147,7 @@ SECTIONS: dict[str, Section] = {
     "feedback_intake": titled("Intake of feedback", feedback_intake.section),
     "feedback_learning": titled("What labels teach", feedback_learning.section),
     "serving": titled("Serving", serving.section),
+    "chaos": titled("What breaks", chaos_report.section),
 }
 
 
