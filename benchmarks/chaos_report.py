@@ -52,8 +52,10 @@ def _times(found: dict[str, float] | None) -> str:
 def _success(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = ["| Triton | sensors | orders | success | |", "|---|---|---:|---:|---|"]
     for row in rows:
-        low, high = wilson(row["successes"], row["orders"])
+        interval = wilson(row["successes"], row["orders"])
         share = row["successes"] / row["orders"]
         triton, sensors = "there" if row["triton"] else "away", "one frozen" if row["frozen"] else "all"
-        lines.append(f"| {triton} | {sensors} | {row['orders']} | {share:.1%} | [{low:.1%}, {high:.1%}] |")
+        lines.append(
+            f"| {triton} | {sensors} | {row['orders']} | {share:.1%} | [{interval.low:.1%}, {interval.high:.1%}] |"
+        )
     return lines
