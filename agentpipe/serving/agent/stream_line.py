@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from agentpipe.errors import CorruptError, LineError
+from agentpipe.serving.agent.action_file import ActionFile
 from agentpipe.serving.agent.messages import LONGEST_LINE, ForeignLineError, LineEndedError, NonsenseError, Reader, load
 from agentpipe.serving.agent.socket_line import CONNECT_SECONDS, parse_url
 from agentpipe.serving.agent.types import Frame
@@ -56,6 +57,7 @@ _FIELDS: Final = {
     "operator", "seconds", "actions",
 }  # fmt: skip
 _NEEDED: Final = ("format", "line_id", "order_id", "elapsed_minutes", "observation")
+_NUMBERS: Final = ("elapsed_minutes", "number", "seconds")
 _AHEAD: Final = 1_024
 """rows that are read before they are asked for"""
 
@@ -95,8 +97,17 @@ class Mapped:
         self._features = self._observation(content["observation"])
         names = ("line_id", "order_id", "elapsed_minutes", "number", "mask", "result", "operator", "seconds")
         self._entries = {name: self._entry(content[name], name) for name in names if name in content}
+        self._check_constants()
         columns = [entry[0] for entry in (*self._features, *self._entries.values()) if isinstance(entry, tuple)]
         self.columns = frozenset(columns)
+
+    def _check_constants(self) -> None:
+        for name in _NUMBERS:
+            if isinstance(self._entries.get(name), str):
+                raise self._fault(name, "a number or a column is expected")
+        seconds = self._entries.get("seconds", 1.0)
+        if not isinstance(seconds, tuple) and seconds <= 0:
+            raise self._fault("seconds", "a number above 0 is expected")
 
     def _fault(self, field: str, message: str) -> ForeignLineError:
         return ForeignLineError(message, file=self._path, field=field or None, remedy="correct the mapping")
@@ -153,7 +164,7 @@ class Mapped:
         seconds = self._value(self._entries["seconds"], row, "seconds") if "seconds" in self._entries else None
         return {
             "type": "question",
-            "decision_id": f"{line}-{order}-{number}",
+            "decision_id": decision_id(line, order, number),
             "line_id": line,
             "order_id": order,
             "number": number,
@@ -175,7 +186,7 @@ class Mapped:
         if cell is None or (isinstance(cell, str) and not cell.strip()):
             return None
         try:
-            value: float = float(cell) * scale + offset
+            value: float = math.nan if "_" in str(cell) else float(cell) * scale + offset
         except (TypeError, ValueError, OverflowError):
             value = math.nan
         if not math.isfinite(value) or isinstance(cell, bool):
@@ -193,6 +204,14 @@ class Mapped:
                 raise NonsenseError(f"the line has no action {word[:60]!r}", field="mask")
             mask[action] = True
         return mask
+
+
+def decision_id(line: str, order: str, number: int) -> str:
+    """The id of a question: another one for every other line, order or number.
+
+    In the line's name ``-`` is written ``%2D`` and ``%`` as ``%25``, so that its end is known.
+    """
+    return f"{line.replace('%', '%25').replace('-', '%2D')}-{order}-{number}"
 
 
 class StreamLine:
@@ -214,7 +233,7 @@ class StreamLine:
         signature: Signature,
         *,
         seconds: float,
-        actions: IO[str],
+        actions: ActionFile,
         close: contextlib.ExitStack,
     ) -> None:
         self.signature, self._mapped, self._actions, self._stack = signature, mapped, actions, close
@@ -263,11 +282,8 @@ class StreamLine:
         """Appends the answer as a line of JSON.
 
         Raises:
-            LineError: it cannot be written.
+            LineError: it cannot be written; nothing of it is, then or later.
         """
-        order, count, _ = self._orders.get(frame.line_id, (frame.order_id, frame.number + 1, answer.action))
-        if answer.action >= 0 and order == frame.order_id:
-            self._orders[frame.line_id] = (order, count, answer.action)
         name = vocabulary_of(self.signature).action_name(answer.action) if answer.action >= 0 else "ask a person"
         message = {
             "decision_id": frame.decision_id,
@@ -278,11 +294,10 @@ class StreamLine:
             "by": answer.decided_by,
             "notes": list(answer.notes),
         }
-        try:
-            self._actions.write(json.dumps(message) + "\n")
-            self._actions.flush()
-        except (OSError, ValueError) as error:
-            raise LineError(f"the answer cannot be written: {error}", remedy="look at where actions go") from error
+        self._actions.write(json.dumps(message))
+        order, count, _ = self._orders.get(frame.line_id, (frame.order_id, frame.number + 1, answer.action))
+        if answer.action >= 0 and order == frame.order_id:
+            self._orders[frame.line_id] = (order, count, answer.action)
         if self._open is not None and self._open.decision_id == frame.decision_id:
             self._answered.set()
 
@@ -410,14 +425,13 @@ def open_stream_line(source: str, mapping: Path, signature: Signature, seconds: 
 
     Raises:
         ForeignLineError: the mapping cannot be used.
-        LineError: the stream cannot be opened.
+        LineError: the stream, or the file of actions, cannot be opened.
     """
     mapped = Mapped(mapping, signature)
     with contextlib.ExitStack() as stack:
+        actions = stack.enter_context(ActionFile(None if mapped.actions is None else Path(mapped.actions)))
         try:
-            stream, actions = _opened(source, stack), sys.stdout
-            if mapped.actions is not None:
-                actions = stack.enter_context(Path(mapped.actions).open("a", encoding="utf-8"))
+            stream = _opened(source, stack)
         except OSError as error:
             text = f"cannot be opened: {error.strerror or error}"
             raise LineError(text, source=source, remedy="name a stream that is there") from error

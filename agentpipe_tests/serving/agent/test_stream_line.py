@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import errno
 import json
 import os
+import resource
+import signal
 import socket
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +19,9 @@ from hypothesis import strategies as st
 
 from agentpipe.environments.layout import block_start
 from agentpipe.errors import LineError
+from agentpipe.serving.agent.action_file import ActionFile
 from agentpipe.serving.agent.messages import ForeignLineError, LineEndedError, NonsenseError
-from agentpipe.serving.agent.stream_line import Mapped, StreamLine, open_stream_line
+from agentpipe.serving.agent.stream_line import Mapped, StreamLine, decision_id, open_stream_line
 from agentpipe.serving.agent.types import Frame, OrderEnded, Takeover
 from agentpipe_tests.serving.agent.questions import LINE, SMALL, answer
 
@@ -65,11 +69,11 @@ def test_rows_become_questions_and_answers_lines_of_json(tmp_path):
         first, second, over = everything(line)
     assert first.observation.tolist() == [20.0, 7.0, 7.0, 20.0, 0.0]
     assert first.mask.tolist() == [True, False, True, False]
-    assert (first.decision_id, first.number, first.last_action, first.elapsed_minutes) == ("press-4-o1-0", 0, 4, 0.5)
-    assert (second.decision_id, second.number, second.last_action) == ("press-4-o1-1", 1, 0)
+    assert (first.decision_id, first.number, first.last_action, first.elapsed_minutes) == ("press%2D4-o1-0", 0, 4, 0.5)
+    assert (second.decision_id, second.number, second.last_action) == ("press%2D4-o1-1", 1, 0)
     assert over == OrderEnded("press-4", "o1", "done")
     said = [json.loads(text) for text in (tmp_path / "actions.jsonl").read_text().splitlines()]
-    assert [(each["decision_id"], each["action"]) for each in said] == [("press-4-o1-0", 0), ("press-4-o1-1", 2)]
+    assert [(each["decision_id"], each["action"]) for each in said] == [("press%2D4-o1-0", 0), ("press%2D4-o1-1", 2)]
 
 
 def test_json_lines_say_the_same(tmp_path):
@@ -107,10 +111,11 @@ def test_a_person_named_in_a_column_has_the_line(tmp_path):
         ("o1,0,1,1", "row 2 has 4 cells, the header 7"),
         ("o1,0,warm,1,1,,", "temp is 'warm', no number"),
         ("o1,0,nan,1,1,,", "temp is 'nan', no number"),
+        ("o1,0,1_0,1,1,,", "temp is '1_0', no number"),
         ("o1,0,1e400,1,1,,", "temp is '1e400', no number"),
         ("o1,0,1,1,9,,", "the line has no action '9'"),
         ("o1,0,1,1,,,", "mask allows no action"),
-        ("two words,0,1,1,1,,", "decision_id is 'press-4-two words-0'"),
+        ("two words,0,1,1,1,,", "decision_id is 'press%2D4-two words-0'"),
         ("o1,-1,1,1,1,,", "elapsed_minutes is -1.0"),
         ('"o1,0,1,1,1,,', "row 2"),
         (b"\xff\xfe,0,1,1,1,,", "row 2: not UTF-8"),
@@ -122,7 +127,7 @@ def test_nonsense_is_passed_over_with_its_reason_and_the_next_row_is_answered(tm
     with opened(tmp_path, data) as line:
         said, question = everything(line)
     assert said.startswith(reason)
-    assert question.decision_id == "press-4-o1-0"
+    assert question.decision_id == "press%2D4-o1-0"
 
 
 def test_a_byte_order_mark_blank_lines_and_crlf_are_fine(tmp_path):
@@ -175,6 +180,11 @@ def test_a_stream_that_lacks_a_column_is_not_this_line(tmp_path):
         ({"actions": 3}, "actions"),
         ({"otherwise": None}, "otherwise"),
         ({"line_id": ["x"]}, "line_id"),
+        ({"seconds": -1}, "seconds"),
+        ({"seconds": 0}, "seconds"),
+        ({"seconds": "x"}, "seconds"),
+        ({"elapsed_minutes": "minutes"}, "elapsed_minutes"),
+        ({"number": "step"}, "number"),
     ],
 )
 def test_a_mapping_that_cannot_be_used_is_refused_with_file_and_field(tmp_path, changes, field):
@@ -217,7 +227,118 @@ def test_whatever_rows_hold_they_are_read_or_passed_over(tmp_path_factory, rows)
     mapping = tmp_path_factory.mktemp("stream") / "mapping.json"
     mapping.write_text(json.dumps(MAPPING))
     data = [HEADER.encode(), *(",".join(row).encode() for row in rows)]
-    lines = StreamLine(
-        iter(data), Mapped(mapping, SMALL), SMALL, seconds=0.5, actions=io.StringIO(), close=contextlib.ExitStack()
-    )
-    assert len(everything(lines)) <= 2 * len(rows)
+    with ActionFile(Path(os.devnull)) as actions:
+        lines = StreamLine(
+            iter(data), Mapped(mapping, SMALL), SMALL, seconds=0.5, actions=actions, close=contextlib.ExitStack()
+        )
+        assert len(everything(lines)) <= 2 * len(rows)
+
+
+NAMES = st.text("a-%25D", min_size=1, max_size=6)
+
+
+@given(st.tuples(NAMES, NAMES, st.integers(0, 12)), st.tuples(NAMES, NAMES, st.integers(0, 12)))
+def test_another_line_order_or_number_gives_another_decision_id(one, other):
+    assert (decision_id(*one) == decision_id(*other)) == (one == other)
+
+
+def test_names_that_join_to_the_same_text_have_ids_of_their_own(tmp_path):
+    rows = "line,order,minutes\na-b,c,1\na,b-c,1\n"
+    changes = {"line_id": {"column": "line"}, "observation": [0] * 5}
+    changes |= {"mask": {"column": "line"}, "result": "", "operator": ""}
+    mapping = {**MAPPING, **changes, "actions": str(tmp_path / "actions.jsonl")}
+    del mapping["mask"]
+    (tmp_path / "mapping.json").write_text(json.dumps(mapping))
+    (tmp_path / "rows").write_text(rows)
+    with open_stream_line(str(tmp_path / "rows"), tmp_path / "mapping.json", SMALL, 0.5) as line:
+        assert [each.decision_id for each in everything(line)] == ["a%2Db-c-0", "a-b-c-0"]
+
+
+# ------------------------------------------------------------------------------------------ where actions go
+
+
+@contextlib.contextmanager
+def file_size_limit(size):
+    """Files may not grow beyond ``size`` bytes: what a full disk does, in this process, without a disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+@pytest.mark.parametrize("room", [0, 1, 40])
+def test_an_answer_that_found_no_room_is_never_written_afterwards(tmp_path, room):
+    path = tmp_path / "actions.jsonl"
+    with opened(tmp_path, f"{HEADER}\n" + "o1,0,1,1,1,,\n" * 4) as line:
+        line.act(line.receive(10.0), answer(1))
+        with file_size_limit(path.stat().st_size + room):
+            for _ in range(2):
+                question = line.receive(10.0)
+                with pytest.raises(LineError, match="answer cannot be written"):
+                    line.act(question, answer(2))
+                line._open = None  # its time is over
+        last = line.receive(10.0)
+        assert last.last_action == 1, "an action that nobody got was not taken"
+        line.act(last, answer(3))
+    said = [json.loads(text) for text in path.read_text().splitlines()]
+    assert [(each["decision_id"][-1], each["action"]) for each in said] == [("0", 1), ("3", 3)]
+
+
+def test_a_line_that_somebody_left_torn_does_not_spoil_the_next(tmp_path):
+    (tmp_path / "actions.jsonl").write_text('{"decision_')
+    with opened(tmp_path, f"{HEADER}\no1,0,1,1,1,,\n") as line:
+        everything(line)
+    torn, whole = (tmp_path / "actions.jsonl").read_text().splitlines()
+    assert torn == '{"decision_'
+    assert json.loads(whole)["action"] == 1
+
+
+def test_behind_another_writer_s_bytes_nothing_is_cut_and_the_next_line_begins_anew(tmp_path, monkeypatch):
+    path = tmp_path / "actions.jsonl"
+    write, calls = os.write, []
+
+    def half(descriptor, data):
+        calls.append(data)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if len(calls) == 1:
+            done = write(descriptor, data[:3])
+            with path.open("ab") as other:
+                other.write(b"theirs")
+            return done
+        return write(descriptor, data)
+
+    with ActionFile(path) as actions:
+        monkeypatch.setattr(os, "write", half)
+        with pytest.raises(LineError, match="No space left"):
+            actions.write("first")
+        actions.write("second")
+        monkeypatch.undo()
+    assert path.read_text() == "firtheirs\nsecond\n"
+
+
+def test_an_answer_after_the_end_is_an_error_and_touches_no_file(tmp_path):
+    with opened(tmp_path, f"{HEADER}\no1,0,1,1,1,,\n") as line:
+        question = line.receive(10.0)
+    with pytest.raises(LineError, match="closed"):
+        line.act(question, answer(1))
+
+
+@pytest.mark.parametrize("place", ["none/actions.jsonl", "."])
+def test_a_file_of_actions_that_cannot_be_opened_is_named_as_such(tmp_path, place):
+    with pytest.raises(LineError, match="actions cannot be written to") as caught:
+        opened(tmp_path, HEADER, actions=str(tmp_path / place))
+    assert caught.value.where["field"] == "actions"
+
+
+def test_without_a_file_answers_go_to_standard_output(tmp_path, capfd):
+    mapping = {name: value for name, value in MAPPING.items() if name != "actions"}
+    (tmp_path / "mapping.json").write_text(json.dumps(mapping))
+    (tmp_path / "rows").write_text(f"{HEADER}\no1,0,1,1,1,,\n")
+    with open_stream_line(str(tmp_path / "rows"), tmp_path / "mapping.json", SMALL, 0.5) as line:
+        everything(line)
+    assert json.loads(capfd.readouterr().out)["action"] == 1
