@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +14,51 @@ if TYPE_CHECKING:
 
 TOLERANCE: Final = 2.0
 """seconds by which the clocks may part between two looks: a clock that is slewed parts by less"""
+ADOPTED_SECONDS: Final = 600.0
+"""a jump that has lasted for so long is a clock that was put right"""
 PART: Final = "clock"
+
+
+class SteadyClock:
+    """UTC that does not follow a jump of the wall clock until that has lasted for :data:`ADOPTED_SECONDS`.
+
+    It is the wall clock as it was at first, carried on by a clock that never jumps. A slewed wall clock is followed.
+    Safe to use from several threads.
+
+    Args:
+        wall: seconds since 1970.
+        steady: seconds of a clock that never jumps, and goes on while the machine sleeps.
+    """
+
+    def __init__(
+        self,
+        *,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        self._wall, self._steady = wall, steady
+        self._lock = threading.Lock()
+        self._offset = wall() - steady()
+        self._parted: tuple[float, float] | None = None
+        """another offset, and since when"""
+
+    def now(self) -> dt.datetime:
+        """UTC, aware."""
+        with self._lock:
+            moment = self._steady()
+            offset = self._wall() - moment
+            if abs(offset - self._offset) <= TOLERANCE:
+                self._offset, self._parted = offset, None
+            elif self._parted is None or abs(offset - self._parted[0]) > TOLERANCE:
+                self._parted = (offset, moment)
+            elif moment - self._parted[1] >= ADOPTED_SECONDS:
+                self._offset, self._parted = offset, None
+            return dt.datetime.fromtimestamp(moment + self._offset, dt.UTC)
+
+    def correct(self, time: dt.datetime) -> dt.datetime:
+        """A time that the wall clock showed just now (aware), without the jump that it has made since the start."""
+        jump = dt.datetime.fromtimestamp(self._wall(), dt.UTC) - self.now()
+        return time if abs(jump.total_seconds()) <= TOLERANCE else time - jump
 
 
 class ClockWatch:

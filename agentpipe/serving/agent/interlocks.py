@@ -25,20 +25,19 @@ else numbers; ``lines`` restricts it to these lines.
 
 from __future__ import annotations
 
-import bisect
-import datetime as dt
 import json
 import re
 import tomllib
 import zoneinfo
-from collections import defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    import datetime as dt
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     import numpy as np
@@ -51,6 +50,10 @@ PERIODS: Final = {"minute": 60.0, "hour": 3_600.0, "day": 86_400.0}
 """seconds of a sliding window"""
 ORDER: Final = "order"
 LARGEST_FILE: Final = 1 << 20
+MOST_TIMES: Final = 100_000
+"""the largest ``at_most``: so many times are kept in memory"""
+MOST_ORDERS: Final = 10_000
+"""orders whose actions are counted at one time; beyond it the one that was quiet for longest is forgotten"""
 _FIELDS: Final = ("name", "actions", "segments", "lines", "at_most", "per", "allowed_hours", "timezone")
 _HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
@@ -89,16 +92,30 @@ class Interlock:
 class Interlocks:
     """All limits, and what was done lately, which rates are counted from. Used by one thread at a time.
 
+    Windows are measured by the monotonic clock: a wall clock that jumps opens none. Hours are those of the wall clock
+    and, where there is one, of ``steady`` as well: while the two disagree, what either forbids is forbidden.
+
     Args:
         interlocks: the limits; none at all allows everything.
         vocabulary: names of the line.
+
+    Attributes:
+        steady: UTC by a clock that does not follow jumps; None: the time of the question alone counts.
     """
 
     def __init__(self, interlocks: Iterable[Interlock], vocabulary: Vocabulary) -> None:
         self.interlocks = tuple(interlocks)
         self._vocabulary = vocabulary
-        self._recent: dict[str, deque[tuple[dt.datetime, int]]] = defaultdict(deque)
-        self._of_order: dict[str, tuple[str, dict[int, int]]] = {}
+        self.steady: Callable[[], dt.datetime] | None = None
+        self._rates = tuple(each for each in self.interlocks if each.at_most is not None and each.per != ORDER)
+        self._recent: dict[tuple[str, str], deque[float]] = {}
+        """by interlock and line: the moments of the last ``at_most`` times"""
+        self._of_order: OrderedDict[tuple[str, str], Counter[int]] = OrderedDict()
+
+    def absent_lines(self, lines: Iterable[str]) -> tuple[str, ...]:
+        """Lines that interlocks are restricted to and that are not among ``lines``: these limits mean nothing there."""
+        named = {line for each in self.interlocks for line in each.lines or ()}
+        return tuple(sorted(named.difference(lines)))
 
     def forbidding(self, frame: Frame) -> dict[int, str]:
         """The actions that may not be taken now, each with the name of the first interlock that says so."""
@@ -124,31 +141,49 @@ class Interlocks:
         """The name of the interlock that forbids ``action`` now; None where it may be taken."""
         return self.forbidding(frame).get(action)
 
-    def done(self, line_id: str, order_id: str, action: int, time: dt.datetime) -> None:
-        """An action was taken: rates count it. Also told of what the journal holds, after a restart."""
-        if self._of_order.get(line_id, ("", {}))[0] != order_id:
-            self._of_order[line_id] = (order_id, defaultdict(int))
-        self._of_order[line_id][1][action] += 1
-        recent = self._recent[line_id]
-        bisect.insort(recent, (time, action)) if recent and time < recent[-1][0] else recent.append((time, action))
-        oldest = recent[-1][0] - dt.timedelta(seconds=max(PERIODS.values()))
-        while recent and recent[0][0] < oldest:
-            recent.popleft()
+    def done(self, line_id: str, order_id: str, action: int, moment: float, times: int = 1) -> None:
+        """An action was taken: rates count it. Also told of what is on record, after a restart, oldest first.
+
+        Args:
+            line_id: of the line.
+            order_id: its order; empty where that is not known any more.
+            action: what was done.
+            moment: monotonic seconds; may lie before the start of this machine.
+            times: how often.
+        """
+        if order_id:
+            counts = self._of_order.setdefault((line_id, order_id), Counter())
+            counts[action] += times
+            self._of_order.move_to_end((line_id, order_id))
+            while len(self._of_order) > MOST_ORDERS:
+                self._of_order.popitem(last=False)
+        for each in self._rates:
+            if action in each.actions:
+                assert each.at_most is not None
+                recent = self._recent.setdefault((each.name, line_id), deque(maxlen=each.at_most))
+                latest = max(moment, recent[-1]) if recent else moment
+                recent.extend([latest] * min(times, each.at_most))
+
+    def counted(self, line_id: str, order_id: str, action: int, times: int) -> None:
+        """An action of an order that was taken long ago: only limits of the order count it."""
+        self._of_order.setdefault((line_id, order_id), Counter())[action] += times
 
     def _closed(self, interlock: Interlock, frame: Frame) -> bool:
-        if interlock.hours is not None and not interlock.within_hours(frame.time):
-            return True
+        if interlock.hours is not None:
+            times = (frame.time, *([self.steady()] if self.steady is not None else []))
+            if not all(interlock.within_hours(time) for time in times):
+                return True
         if interlock.at_most is None:
             return interlock.hours is None
-        return self._count(interlock, frame) >= interlock.at_most
-
-    def _count(self, interlock: Interlock, frame: Frame) -> int:
         if interlock.per == ORDER:
-            order, counts = self._of_order.get(frame.line_id, ("", {}))
-            return sum(counts.get(action, 0) for action in interlock.actions) if order == frame.order_id else 0
-        since = frame.time - dt.timedelta(seconds=PERIODS[interlock.per])
-        recent = self._recent.get(frame.line_id, ())
-        return sum(1 for time, action in recent if time > since and action in interlock.actions)
+            counts = self._of_order.get((frame.line_id, frame.order_id))
+            return counts is not None and sum(counts[each] for each in interlock.actions) >= interlock.at_most
+        recent = self._recent.get((interlock.name, frame.line_id))
+        return (
+            recent is not None
+            and len(recent) >= interlock.at_most
+            and recent[0] > frame.received - PERIODS[interlock.per]
+        )
 
 
 # -------------------------------------------------------------------------------------------------- files
@@ -181,12 +216,19 @@ def _load(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         if len(data) > LARGEST_FILE:
             raise InterlockError(f"more than {LARGEST_FILE:,} bytes", file=path, remedy="no list of limits is so long")
         text = data.decode()
-        return json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
+        return json.loads(text, object_pairs_hook=_once) if path.suffix.lower() == ".json" else tomllib.loads(text)
     except OSError as error:
         raise InterlockError(f"cannot be read: {error.strerror}", file=path, remedy="name an existing file") from error
     except (ValueError, RecursionError) as error:  # tomllib's, json's and UTF-8's errors are ValueErrors
         kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
         raise InterlockError(f"not valid {kind}: {error}", file=path, remedy="correct it") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise ValueError(f"{twice[0]!r} occurs twice in one object")
+    return dict(pairs)
 
 
 def _fault(path: Path, where: str, message: str) -> InterlockError:
@@ -227,8 +269,10 @@ def _interlock(entry: _Entry, vocabulary: Vocabulary, action_count: int) -> Inte
     if name is None:
         raise entry.fault("name", "is missing")
     at_most, per = entry.content.get("at_most"), entry.text("per")
-    if at_most is not None and (not isinstance(at_most, int) or isinstance(at_most, bool) or at_most < 1):
-        raise entry.fault("at_most", "a whole number from 1 is expected; leave it out to forbid")
+    whole = isinstance(at_most, int) and not isinstance(at_most, bool)
+    if at_most is not None and not (whole and 1 <= at_most <= MOST_TIMES):
+        text = f"a whole number from 1 to {MOST_TIMES:,} is expected; leave it out to forbid"
+        raise entry.fault("at_most", text)
     if (at_most is None) != (per is None):
         raise entry.fault("per", "at_most and per belong together")
     if per is not None and per not in (ORDER, *PERIODS):

@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from agentpipe.errors import CorruptError
+from agentpipe.errors import CorruptError, StoreError
+from agentpipe.serving.agent.clocks import SteadyClock
+from agentpipe.serving.agent.taken import NAME as TAKEN
+from agentpipe.serving.agent.taken import Stamp, Taken, stamp_fields
 from agentpipe.serving.agent.types import Answer
 from agentpipe.serving.agent.wal import Log
 
@@ -24,13 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from agentpipe.serving.agent.interlocks import Interlocks
     from agentpipe.serving.agent.types import Frame, OrderEnded
     from agentpipe.serving.agent.wal import Entry
 
 REMEMBERED: Final = 10_000
 """decisions that were handed on and are still known by their id, so that a question asked again is answered the same"""
 KEPT_SEGMENTS: Final = 4
-"""segments with nothing left to hand on that are kept all the same: rates of interlocks are counted from them"""
+"""segments with nothing left to hand on that are kept all the same: questions may be asked again"""
 SUCCESS: Final = "done"
 
 
@@ -62,7 +66,10 @@ class Journal:
 
     def __init__(self, folder: Path, *, most_waiting: int = 512, segment_bytes: int = 4 << 20) -> None:
         self.log = Log(folder, segment_bytes=segment_bytes, most_waiting=most_waiting)
+        self.clock = SteadyClock()
+        """stamps of decisions do not follow a jump of the wall clock"""
         self._lock = threading.RLock()
+        self._taken = Taken(folder / TAKEN, self.clock.now)
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._open: OrderedDict[tuple[str, str], list[str]] = OrderedDict()
         """ids that are not handed on yet, by line and order"""
@@ -94,7 +101,8 @@ class Journal:
             "by": answer.decided_by,
             "notes": list(answer.notes),
             "value": answer.value,
-            "row": decision_row(seen or frame, answer),
+            **stamp_fields(self._taken.clock),
+            "row": {**decision_row(seen or frame, answer), "time": self.clock.correct(frame.time).isoformat()},
         }
         with self._lock:
             if frame.decision_id in self._known:
@@ -127,6 +135,7 @@ class Journal:
         result = result_text(message)
         with self._lock:
             key = (message.line_id, message.order_id)
+            self._taken.ended(key)
             if key in self._open:
                 self.log.append({"k": "ended", "line": key[0], "order": key[1], "result": result})
                 self._results[key] = result
@@ -166,6 +175,11 @@ class Journal:
         """What is known, oldest first."""
         with self._lock:
             return iter(tuple(self._known.values()))
+
+    def tell_taken(self, interlocks: Interlocks) -> None:
+        """Has limits count what was done before this start."""
+        with self._lock:
+            self._taken.tell(interlocks)
 
     @property
     def backlog(self) -> int:
@@ -223,6 +237,7 @@ class Journal:
                 self._forget(record["id"])
             elif kind == "ended" and (record["line"], record["order"]) in self._open:
                 self._results[record["line"], record["order"]] = record["result"]
+                self._taken.ended((record["line"], record["order"]))
             elif kind == "shipped":
                 self._note_shipped(record["name"], record["ids"])
         except (KeyError, TypeError, ValueError) as error:
@@ -237,8 +252,11 @@ class Journal:
             row["decision_id"], *key, int(record["number"]), int(row["action"]), time, entry
         )
         self._open.setdefault(key, []).append(row["decision_id"])
+        stamp = Stamp.of(row["time"], record.get("boot"), record.get("up"))
+        self._taken.add(row["decision_id"], key, int(row["action"]), stamp, entry)
 
     def _forget(self, decision_id: str) -> None:
+        self._taken.forget(decision_id)
         known = self._known.pop(decision_id, None)
         if known is not None and not known.shipped:
             self._close((known.line_id, known.order_id), decision_id)
@@ -270,12 +288,18 @@ class Journal:
             first = (
                 self.log.segment - KEPT_SEGMENTS if needed is None else min(needed, self.log.segment - KEPT_SEGMENTS)
             )
-            for segment in self.log.segments():
-                if segment >= first:
-                    return
-                gone = [name for name, known in self._known.items() if known.entry.segment == segment]
-                for name in gone:
-                    del self._known[name]
+            old = [segment for segment in self.log.segments() if segment < first]
+            if not old:
+                return
+            record = self._taken.fold(first)
+        try:
+            self._taken.keep(record)  # before they go, and without holding up decisions
+        except StoreError:
+            return
+        with self._lock:
+            for name in [name for name, known in self._known.items() if known.entry.segment in old]:
+                del self._known[name]
+            for segment in old:
                 self.log.remove(segment)
 
 

@@ -135,12 +135,14 @@ class Runtime:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Frame | OrderEnded | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
+        self._lines: Sequence[str] = ()
+        """what the line last called its stations"""
         self._flush = 0.0
         """running mean of what a flush takes, seconds"""
         self._primary = Primary(policy.decide)
         self._listener = threading.Thread(target=self._listen, name="line", daemon=True)
-        for known in journal.decisions():
-            interlocks.done(known.line_id, known.order_id, known.action, known.time)
+        interlocks.steady = journal.clock.now
+        journal.tell_taken(interlocks)
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -215,6 +217,7 @@ class Runtime:
             try:
                 message = self._line.receive(_LISTEN_SECONDS)
                 self.connected = bool(getattr(self._line, "connected", True))
+                self._look_at_limits()
             except NonsenseError as error:
                 self._refuse(error.message)
             except ForeignLineError as error:
@@ -231,6 +234,13 @@ class Runtime:
             else:
                 if message is not None:
                     self._hear(message)
+
+    def _look_at_limits(self) -> None:
+        lines = getattr(self._line, "lines", ())
+        if lines is not self._lines:
+            self._lines = lines
+            for absent in self._interlocks.absent_lines(lines) if lines else ():
+                self._say(f"interlocks name the line {absent!r}, which is not there: {', '.join(lines)[:200]} are")
 
     def _lost_line(self, error: LineError) -> None:
         if self.connected:
@@ -394,7 +404,7 @@ class Runtime:
             return False
         took = time.monotonic() - started
         self._flush += _FLUSH_SHARE * (took - self._flush)
-        self._interlocks.done(frame.line_id, frame.order_id, answer.action, frame.time)
+        self._interlocks.done(frame.line_id, frame.order_id, answer.action, frame.received)
         if self._journal.log.trouble or execution.machine.degraded:
             self.refresh()
         return True

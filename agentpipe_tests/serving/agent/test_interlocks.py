@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+import time
 
 import numpy as np
 import pytest
@@ -12,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentpipe.environments.layout import A_EXPEDITE, A_START, ACTION_COUNT
-from agentpipe.serving.agent.interlocks import InterlockError, Interlocks, read_interlocks
+from agentpipe.serving.agent.interlocks import MOST_ORDERS, Interlock, InterlockError, Interlocks, read_interlocks
 from agentpipe.serving.agent.vocabulary import BUILT_IN, Vocabulary
 from agentpipe_tests.serving.agent.questions import frame, line_frame
-
-NOON = dt.datetime(2026, 3, 29, 12, tzinfo=dt.UTC)
 
 
 def written(tmp_path, text, name="limits.toml"):
@@ -51,27 +50,97 @@ def test_at_most_so_many_of_an_order_counts_each_order_anew(tmp_path):
     limits = read(tmp_path, '[[interlock]]\nname = "expedites"\nactions = ["expedite"]\nat_most = 2\nper = "order"\n')
     for _ in range(2):
         assert forbidden(limits, line_frame("dispatch")) == set()
-        limits.done("l1", "o1", A_EXPEDITE, NOON)
+        limits.done("l1", "o1", A_EXPEDITE, 0.0)
     assert forbidden(limits, line_frame("dispatch")) == {A_EXPEDITE}
     assert forbidden(limits, line_frame("dispatch", line="l2")) == set()
     assert forbidden(limits, line_frame("dispatch", order="o2")) == set()
 
 
-def test_a_rate_is_a_sliding_window_and_clock_jumps_back_do_not_empty_it(tmp_path):
-    limits = read(
-        tmp_path, '[[interlock]]\nname = "rate"\nactions = [1, 2]\nat_most = 2\nper = "minute"\n', Vocabulary(), 4
-    )
-    limits.done("l1", "o1", 1, NOON)
-    limits.done("l1", "o2", 2, NOON - dt.timedelta(seconds=30))
+def test_each_open_order_of_a_line_is_counted_whatever_comes_between(tmp_path):
+    limits = read(tmp_path, '[[interlock]]\nname = "expedites"\nactions = ["expedite"]\nat_most = 2\nper = "order"\n')
+    for order in ("o1", "o2", "o1", "o3"):
+        limits.done("l1", order, A_EXPEDITE, 0.0)
+        limits.done("l1", order, A_START, 0.0)
+    closed = {order for order in ("o1", "o2", "o3") if forbidden(limits, line_frame("dispatch", order=order))}
+    assert closed == {"o1"}
+    limits.done("l1", "o2", A_EXPEDITE, 0.0)
+    assert forbidden(limits, line_frame("dispatch", order="o2")) == {A_EXPEDITE}
+    for number in range(MOST_ORDERS + 1):
+        limits.done("l1", f"many-{number}", A_EXPEDITE, 0.0)
+    assert len(limits._of_order) == MOST_ORDERS
 
-    def at(seconds):
-        return forbidden(limits, frame(time=NOON + dt.timedelta(seconds=seconds)))
 
-    assert (at(0), at(29), at(30), at(60)) == ({1, 2}, {1, 2}, set(), set())
+@given(
+    times=st.lists(st.integers(0, 200), max_size=30).map(sorted),
+    at_most=st.integers(1, 4),
+    asked=st.integers(0, 300),
+)
+def test_a_window_counts_what_a_list_of_all_times_says(times, at_most, asked):
+    limit = Interlock("x", frozenset({1}), at_most=at_most, per="minute")
+    limits = Interlocks([limit], Vocabulary())
+    times = [each for each in times if each <= asked]
+    for each in times:
+        limits.done("l1", "o1", 1, float(each))
+    naive = sum(1 for each in times if each > asked - 60) >= at_most
+    assert (limits.refuses(frame(received=float(asked)), 1) is not None) == naive
+
+
+@pytest.mark.parametrize("per", ["minute", "hour", "day"])
+@pytest.mark.parametrize("days", [-2, 2])
+def test_a_wall_clock_that_jumps_and_comes_back_opens_no_window(tmp_path, per, days):
+    limits = read(tmp_path, f'[[interlock]]\nname = "r"\nactions = [0]\nat_most = 1\nper = "{per}"\n', Vocabulary(), 4)
+    real = dt.datetime.now(dt.UTC)
+    limits.done("l1", "o1", 0, time.monotonic())
+    for wall in (real, real + dt.timedelta(days=days), real):
+        assert forbidden(limits, frame(time=wall)) == {0}
+        limits.done("l1", "o1", 1, time.monotonic())
+
+
+def test_hours_are_forbidden_where_either_clock_says_so(tmp_path):
+    text = '[[interlock]]\nname = "day"\nactions = [0]\nallowed_hours = "06:00-22:00"\n'
+    limits = read(tmp_path, text, Vocabulary(), 4)
+    noon, night = (dt.datetime(2026, 1, 1, hour, tzinfo=dt.UTC) for hour in (12, 2))
+    found = {}
+    for steady in (noon, night):
+        limits.steady = lambda steady=steady: steady
+        found.update({(steady.hour, wall.hour): forbidden(limits, frame(time=wall)) for wall in (noon, night)})
+    assert found == {(12, 12): set(), (12, 2): {0}, (2, 12): {0}, (2, 2): {0}}
 
 
 @pytest.mark.parametrize(
-    ("time", "allowed"),
+    "text",
+    [
+        '{"interlock": [{"name": "a", "actions": [0]}], "interlock": [{"name": "b", "actions": [1]}]}',
+        '{"interlock": [{"name": "a", "actions": [0], "actions": [1]}]}',
+        '{"interlock": [{"name": "a", "name": "a", "actions": [0]}]}',
+    ],
+)
+def test_a_key_that_occurs_twice_is_refused(tmp_path, text):
+    with pytest.raises(InterlockError, match="occurs twice"):
+        read_interlocks(written(tmp_path, text, "limits.json"), Vocabulary(), 4)
+
+
+def test_lines_that_are_not_there_are_known(tmp_path):
+    limits = read(tmp_path, '[[interlock]]\nname = "a"\nactions = [0]\nlines = ["l", "L"]\n', Vocabulary(), 4)
+    assert limits.absent_lines(["L", "M"]) == ("l",)
+    assert limits.absent_lines(["l", "L"]) == ()
+
+
+def test_a_rate_is_a_sliding_window_of_the_monotonic_clock(tmp_path):
+    limits = read(
+        tmp_path, '[[interlock]]\nname = "rate"\nactions = [1, 2]\nat_most = 2\nper = "minute"\n', Vocabulary(), 4
+    )
+    limits.done("l1", "o1", 1, 1_000.0)
+    limits.done("l1", "o2", 2, 970.0)
+
+    def at(seconds):
+        return forbidden(limits, frame(received=1_000.0 + seconds))
+
+    assert (at(0), at(59), at(60), at(90)) == ({1, 2}, {1, 2}, set(), set())
+
+
+@pytest.mark.parametrize(
+    ("moment", "allowed"),
     [
         ("2026-03-29T03:59:00+00:00", False),  # 05:59 in Berlin, an hour after the clocks went forward
         ("2026-03-29T04:00:00+00:00", True),
@@ -81,14 +150,14 @@ def test_a_rate_is_a_sliding_window_and_clock_jumps_back_do_not_empty_it(tmp_pat
         ("2026-10-25T05:00:00+00:00", True),
     ],
 )
-def test_allowed_hours_are_those_of_the_zone(tmp_path, time, allowed):
+def test_allowed_hours_are_those_of_the_zone(tmp_path, moment, allowed):
     limits = read(
         tmp_path,
         '[[interlock]]\nname = "day"\nactions = [0]\nallowed_hours = "06:00-22:00"\ntimezone = "Europe/Berlin"\n',
         Vocabulary(),
         4,
     )
-    question = frame(time=dt.datetime.fromisoformat(time))
+    question = frame(time=dt.datetime.fromisoformat(moment))
     assert forbidden(limits, question) == (set() if allowed else {0})
 
 
