@@ -106,7 +106,7 @@ def publish(
 
 @app.command(name="list")
 def list_versions(home: Home = None, as_json: Json = False) -> None:
-    """Lists every version that was published: which bundle, by whom and why, and whether it is served."""
+    """Lists every version that was published: which bundle, by whom and why, and whether it is served, or damaged."""
     with reporting(as_json):
         from agentpipe.serving.deployment import list_published
 
@@ -119,6 +119,8 @@ def list_versions(home: Home = None, as_json: Json = False) -> None:
             typer.echo("Nothing was published yet: a promotion does it, or agentpipe bundle publish BUNDLE.")
         for entry in found["versions"]:
             _print_version(entry)
+        if any(entry["damage"] for entry in found["versions"]):
+            typer.echo("What is damaged is not what was published: agentpipe bundle publish publishes it again.")
         if found["champion_served"] is False:
             typer.echo("The champion's bundle is not the one that is served: agentpipe bundle publish serves it.")
 
@@ -178,10 +180,11 @@ def _report(entry: Published | None, settings: Settings, as_json: bool) -> None:
 
 
 def _print_version(entry: dict[str, Any]) -> None:
+    damage = f" ({entry['damage']})" if entry["damage"] else ""
     mark = ", the champion's" if entry["champion"] else ""
     typer.echo(
         f"{entry['model']}/{entry['version']:<4} {entry['state']:<9} bundle {entry['bundle'][:12]}  {entry['at']}  "
-        f"{entry['who']}: {entry['reason']}{mark}"
+        f"{entry['who']}: {entry['reason']}{mark}{damage}"
     )
 
 

@@ -32,7 +32,8 @@ def serve_champion(settings: Settings, *, replace: bool = False) -> Published | 
     """Makes the repository serve the champion's bundle, whatever it served before; None without a champion.
 
     Called whenever the champion has moved. Interrupted, or called twice, the next call does the rest: it compares what
-    is served with what should be. A bundle that was served before comes back by a rollback, another one is published.
+    is served with what should be, its files as well. A bundle that was served before comes back by a rollback, another
+    one is published.
 
     Raises:
         BundleError, ParityError: the champion's bundle is missing, damaged or another one; or the model there has
@@ -47,7 +48,7 @@ def serve_champion(settings: Settings, *, replace: bool = False) -> Published | 
         assert current is not None
         bundle, digest = champion_bundle(settings.home, current)
         served = repository.served()
-        if served is not None and served.bundle == digest:
+        if served is not None and served.bundle == digest and not repository.damage(served):
             return served
         again = repository.find_again(digest)
         if again is not None:
@@ -149,10 +150,15 @@ def roll_back_served(settings: Settings, version: int | None) -> Published:
 
 
 def list_published(settings: Settings) -> dict[str, Any]:
-    """Every version with its state, and whether the champion's is the one that is served."""
+    """Every version with its state and what is damaged of it, and whether the champion's is the one that is served."""
     repository, ours = serving_repository(settings), protected(settings.home)
     versions = [
-        {**entry.to_json(), "state": repository.state(entry), "champion": entry.bundle in ours}
+        {
+            **entry.to_json(),
+            "state": repository.state(entry),
+            "damage": repository.damage(entry),
+            "champion": entry.bundle in ours,
+        }
         for entry in repository.history()
     ]
     served = [entry for entry in versions if entry["state"] == SERVED]

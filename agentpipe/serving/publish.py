@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from agentpipe.errors import BundleError
 from agentpipe.serving import layout
 from agentpipe.serving.triton_config import MODEL_FILE
 from agentpipe.serving.verify import verify_bundle
 from agentpipe.storage import typed_os_errors
+
+_VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")  # what fits into Triton's number of a version
 
 
 def publish_version(bundle: Path, repository: Path, *, version: int | None = None, drafts: Path | None = None) -> Path:
@@ -46,12 +50,15 @@ def publish_version(bundle: Path, repository: Path, *, version: int | None = Non
 
 
 def _add(source: Path, target: Path, staging: Path, number: int, config: Path) -> Path:
-    if (target / layout.CONFIG).read_bytes() != config.read_bytes():
+    there = target / layout.CONFIG
+    if not there.is_file():
+        raise BundleError("the model there has no configuration", file=there, remedy="restore it, or remove the model")
+    if there.read_bytes() != config.read_bytes():
         remedy = "publish a policy of another signature under another model name"
-        raise BundleError("the model there has another configuration", file=target / layout.CONFIG, remedy=remedy)
+        raise BundleError("the model there has another configuration", file=there, remedy=remedy)
     final = target / str(number)
     if final.exists():
-        raise BundleError("the version exists already", file=final, remedy="leave version out to take the next one")
+        raise BundleError("the version exists already", file=final, remedy="move it away, or take another number")
     shutil.copytree(source, staging / "version")
     _settle(staging / "version")
     (staging / "version").rename(final)
@@ -75,10 +82,14 @@ def _flush(path: Path) -> None:
 
 
 def published_versions(model: Path) -> list[int]:
-    """Numbers of the complete version folders below ``model``, ascending; empty when there is no such model."""
+    """Numbers of the complete version folders below ``model``, ascending; empty when there is no such model.
+
+    As a server does, folders whose names are no number, or begin with a zero, are passed over.
+    """
     if not model.is_dir():
         return []
-    return sorted(int(path.name) for path in model.iterdir() if path.name.isdigit() and (path / MODEL_FILE).is_file())
+    names = (path.name for path in model.iterdir() if (path / MODEL_FILE).is_file())
+    return sorted(int(name) for name in names if _VERSION.fullmatch(name))
 
 
 def withdraw_version(repository: Path, model_name: str, version: int, *, aside: Path | None = None) -> Path:

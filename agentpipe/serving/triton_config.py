@@ -23,6 +23,11 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _REMEDY: Final = "build the bundle again"
 
 
+def is_model_name(name: str) -> bool:
+    """Whether a model may be called so: 1 to 64 letters, digits, ``_``, ``.`` and ``-``, of which the first no sign."""
+    return _NAME.fullmatch(name) is not None
+
+
 def build_config(model_name: str, signature: Signature) -> ModelConfig:
     """The configuration as a ``ModelConfig`` message.
 
@@ -35,7 +40,7 @@ def build_config(model_name: str, signature: Signature) -> ModelConfig:
     """
     from tritonclient.grpc import model_config_pb2 as pb
 
-    if not _NAME.fullmatch(model_name):
+    if not is_model_name(model_name):
         raise BundleError(f"model name {model_name!r}", field="model_name", remedy="use letters, digits, _ . and -")
     config = pb.ModelConfig(
         name=model_name,

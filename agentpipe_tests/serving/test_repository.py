@@ -23,7 +23,7 @@ from agentpipe.serving.repository import ServingRepository
 from agentpipe.serving.server_check import FAILED, PASSED, ServerCheck
 from agentpipe.serving.triton_config import config_text, read_config
 from agentpipe.settings import load_settings
-from agentpipe.storage import write_bytes
+from agentpipe.storage import write_bytes, write_json
 from agentpipe_tests.bundles import save_bundle
 
 ANN = {"who": "ann", "reason": "a test"}
@@ -168,8 +168,8 @@ def test_another_configuration_needs_a_word_and_then_takes_the_place(tmp_path, b
     with pytest.raises(BundleError, match="another configuration"):
         publish(repository, other)
     assert repository.served().version == 1
-    assert publish(repository, other, replace=True).version == 3  # number 2 was given away
-    assert published_versions(repository.models / "policy") == [3]
+    assert publish(repository, other, replace=True).version == 2
+    assert published_versions(repository.models / "policy") == [2]
     config = read_config(repository.models / "policy" / layout.CONFIG)
     assert config.dynamic_batching.max_queue_delay_microseconds == 1
 
@@ -246,6 +246,137 @@ def test_two_publishers_at_once_wait_for_one_another(tmp_path, bundles):
     assert published_versions(repository.models / "policy") == [1, 2, 3, 4, 5, 6]
 
 
+# ------------------------------------------------------------------------------------ what lies there is looked at
+
+HARM = {
+    "a graph of garbage": lambda model: (model / "2" / "model.onnx").write_bytes(b"garbage"),
+    "a graph cut short": lambda model: (model / "2" / "model.onnx").write_bytes(
+        (model / "2" / "model.onnx").read_bytes()[:-1]
+    ),
+    "no graph": lambda model: (model / "2" / "model.onnx").unlink(),
+    "no configuration": lambda model: (model / layout.CONFIG).unlink(),
+    "a configuration of garbage": lambda model: (model / layout.CONFIG).write_bytes(b"\xff{{"),
+    "another configuration": lambda model: (model / layout.CONFIG).write_bytes(b"name: 'policy'"),
+}
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("harm", HARM)
+def test_what_is_damaged_is_said_and_published_again(tmp_path, bundles, harm, recorded):
+    repository = ServingRepository(tmp_path)
+    for bundle in bundles[:2]:
+        publish(repository, bundle)
+    if not recorded:  # written before configurations were noted
+        record = json.loads((tmp_path / "published.json").read_text())
+        for entry in record["versions"]:
+            del entry["config"]
+        write_json(tmp_path / "published.json", record)
+    HARM[harm](repository.models / "policy")
+    if (harm, recorded) == ("another configuration", False):
+        with pytest.raises(BundleError, match="the model there has another configuration"):
+            publish(repository, bundles[2])
+        return
+    everything = "configuration" in harm
+    assert states(repository) == {1: "damaged" if everything else "previous", 2: "damaged"}
+    if everything:
+        with pytest.raises(BundleError, match=r"version 1 is not what was published: config\.pbtxt"):
+            rollback(repository)
+    assert publish(repository, bundles[1]).version == 3
+    assert servable(repository).bundle == bundles[1][1]
+    left = {1: "kept", 2: "previous"} if everything else {1: "previous", 2: "removed"}
+    assert states(repository) == {**left, 3: "served"}
+    assert publish(repository, bundles[1]).version == 3
+
+
+def test_a_rollback_behind_a_version_whose_graph_is_gone_takes_it_away(tmp_path, bundles):
+    repository = ServingRepository(tmp_path)
+    for bundle in bundles[:2]:
+        publish(repository, bundle)
+    (repository.models / "policy" / "2" / "model.onnx").unlink()
+    assert rollback(repository).version == 1
+    assert servable(repository).version == 1
+    assert states(repository) == {1: "served", 2: "removed"}
+
+
+def test_a_withdrawn_version_that_is_damaged_does_not_come_back(tmp_path, bundles):
+    repository = ServingRepository(tmp_path)
+    for bundle in bundles[:2]:
+        publish(repository, bundle)
+    rollback(repository)
+    (tmp_path / "withdrawn" / "policy-2" / "model.onnx").write_bytes(b"")
+    assert states(repository) == {1: "served", 2: "damaged"}
+    assert repository.find_again(bundles[1][1]) is None
+    with pytest.raises(BundleError, match="version 2 is not what was published"):
+        rollback(repository, 2)
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "007", "0", "9" * 30, "-4", "4.0"])
+def test_folders_that_no_server_takes_for_versions_are_passed_over(tmp_path, bundles, name):
+    repository = ServingRepository(tmp_path)
+    publish(repository, bundles[0])
+    foreign = repository.models / "policy" / name / "model.onnx"
+    foreign.parent.mkdir()
+    foreign.write_bytes(b"x")
+    assert publish(repository, bundles[1]).version == 2
+    assert rollback(repository).version == 1
+    assert foreign.exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_what_lies_where_the_next_version_goes_is_named_and_no_number_is_used_up(tmp_path, bundles, kind):
+    repository = ServingRepository(tmp_path)
+    publish(repository, bundles[0])
+    place = repository.models / "policy" / "2"
+    {"file": place.touch, "folder": place.mkdir, "link": lambda: place.symlink_to("nowhere")}[kind]()
+    with pytest.raises(BundleError, match=r"something else lies where version 2 of policy goes.*move it away"):
+        publish(repository, bundles[1])
+    assert len(repository.history()) == 1
+    assert repository.served().version == 1
+    shutil.move(place, tmp_path / "aside")
+    assert publish(repository, bundles[1]).version == 2
+
+
+@pytest.mark.parametrize("place", ["models/policy", "models/policy/config.pbtxt"])
+def test_a_file_in_place_of_a_folder_and_the_reverse_use_up_no_number(tmp_path, bundles, place):
+    repository = ServingRepository(tmp_path)
+    publish(repository, bundles[0])
+    path = tmp_path / place
+    if path.is_dir():
+        shutil.rmtree(path)
+        path.touch()
+    else:
+        path.unlink()
+        path.mkdir()
+    with pytest.raises(BundleError, match=r"something else lies where (model|the configuration of) policy .*move it"):
+        publish(repository, bundles[1])
+    assert len(repository.history()) == 1
+
+
+def test_what_killed_publishers_left_is_removed_by_the_next(tmp_path, bundles):
+    (tmp_path / ".staging-models-x" / "model").mkdir(parents=True)
+    (tmp_path / ".staging-y").touch()
+    (tmp_path / "drafts").mkdir()
+    (tmp_path / "mine").touch()
+    publish(ServingRepository(tmp_path), bundles[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "mine", "models", "published.json"]
+
+
+FIELDS = ("model", "version", "bundle", "source", "graph", "at", "who", "reason", "config")
+WRONG = [(field, value) for field in FIELDS for value in (None, 7.5, [], {}, True)]
+WRONG += [(field, 7) for field in FIELDS if field != "version"]
+WRONG += [("version", 0), ("version", -2), ("version", "2"), ("model", "../../x"), ("model", ""), ("model", ".")]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_a_field_of_another_type_is_a_typed_error(tmp_path, field, value):
+    entry = dict.fromkeys(FIELDS, "x") | {"version": 1, "model": "policy"}
+    write_json(tmp_path / "published.json", {"format": 1, "versions": [entry]})
+    assert len(ServingRepository(tmp_path).history()) == 1
+    write_json(tmp_path / "published.json", {"format": 1, "versions": [{**entry, field: value}]})
+    with pytest.raises(CorruptError, match=r"published\.json"):
+        ServingRepository(tmp_path).history()
+
+
 @pytest.mark.parametrize("text", ["[]", '{"format": 9}', '{"format": 1, "versions": [{}]}', "{"])
 def test_a_damaged_record_is_a_typed_error(tmp_path, bundles, text):
     repository = ServingRepository(tmp_path)
@@ -291,6 +422,22 @@ def test_the_champion_s_bundle_is_what_is_served(home, bundles):
     ChampionStore(home / "champion").rollback(None, expected="b" * 64, reason="worse", who="ann")
     assert serve_champion(settings).version == 1
     assert states(serving_repository(settings)) == {1: "served", 2: "withdrawn"}
+
+
+def test_a_champion_whose_files_are_damaged_is_not_called_served_and_is_published_again(home, bundles):
+    promote(home, bundles, "a")
+    serve_champion(load_settings())
+    (home / "serving" / "models" / "policy" / "1" / "model.onnx").write_bytes(b"garbage")
+    code, document = call("list")
+    assert (code, document["champion_served"]) == (0, False)
+    [entry] = document["versions"]
+    assert (entry["state"], entry["damage"]) == ("damaged", "model.onnx holds something else")
+    text = CliRunner().invoke(app, ["bundle", "list"]).stdout
+    assert "policy/1    damaged" in text
+    assert "agentpipe bundle publish publishes it again" in text
+    code, document = call("publish")
+    assert (code, document["published"]["version"], document["published"]["state"]) == (0, 2, "served")
+    assert call("list")[1]["champion_served"] is True
 
 
 def test_a_champion_whose_bundle_is_gone_is_an_error_and_the_old_one_is_served(home, bundles):
