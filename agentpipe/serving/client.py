@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from agentpipe.errors import AnswerError, BundleError, EmptyMaskError, NonFiniteError, ServiceError, ServingError
 from agentpipe.serving.answers import check_answer
+from agentpipe.serving.loopback import channel_options
 from agentpipe.serving.signature import WIRE_TYPES, Signature, TensorSpec, to_columns
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class PolicyClient:
         self.model_name = model_name
         self.version = version
         self.timeout = timeout
-        self._connection: InferenceServerClient = InferenceServerClient(url)
+        self._connection: InferenceServerClient = InferenceServerClient(url, channel_args=channel_options(url))
         config = self._call("get_model_config", model_name, version, as_json=True)["config"]
         self.max_batch, self.signature = _served(config, model_name)
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentpipe.errors import AnswerError, RefusedError, ServiceError
+from agentpipe.serving.loopback import http_opener
 from agentpipe.serving.signature import WIRE_TYPES
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class HttpServer:
 
     Args:
         url: ``host:port``, with or without ``http://``.
-        timeout: Seconds that a request may take.
+        timeout: Seconds that a request may take, all in all.
     """
 
     def __init__(self, url: str, *, timeout: float = 10.0) -> None:
@@ -110,7 +111,7 @@ class HttpServer:
             f"http://{self.address}/{path}", data, {"Content-Type": "application/json"}, method=method
         )
         try:
-            with urllib.request.urlopen(request, timeout=timeout or self.timeout) as answer:  # noqa: S310 - always http
+            with http_opener(self.address).open(request, timeout=timeout or self.timeout) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             raise RefusedError(_reason(error), url=self.address, status=error.code) from error
@@ -132,9 +133,10 @@ def _quoted(model: str) -> str:
 
 def _reason(error: urllib.error.HTTPError) -> str:
     """What the server says of a refused request."""
-    text = error.read(10_000).decode(errors="replace")
+    text = ""
     try:
+        text = error.read(10_000).decode(errors="replace")
         said = json.loads(text)["error"]
-    except (ValueError, KeyError, TypeError):
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):  # it may hang within its reason
         said = text or error.reason
     return str(said).strip()

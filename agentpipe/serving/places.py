@@ -14,6 +14,7 @@ from agentpipe.serving.http_api import HttpServer
 from agentpipe.serving.server import TritonServer
 from agentpipe.serving.triton_config import MODEL_FILE, read_config
 from agentpipe.serving.triton_install import TritonInstallation, find_triton
+from agentpipe.serving.wires import GrpcWire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +29,7 @@ OLDEST: Final = (2, 44)  # 24.03: ONNX Runtime 1.17, the first that reads opset 
 INSTALL: Final = "install one: agentpipe bundle install-triton; or name one that runs: AGENTPIPE_TRITON_URL"
 _PATIENCE: Final = 120.0
 """seconds that loading a model may take: a laden machine starts a backend's process slowly"""
+_GRPC_PATIENCE: Final = 10.0
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/@\[\]]+):[0-9]{1,5}")
 _NOT_EXPLICIT: Final = "explicit model load / unload is not allowed"
 
@@ -60,7 +62,8 @@ class Given:
         """Loads ``bundle`` under a name that nobody else has, from memory; unloads it on leaving.
 
         Raises:
-            NoServerError: it does not answer, is too old, or takes no models on demand.
+            NoServerError: it does not answer, is no Triton or too old, takes no models on demand, or is not the server
+                at the gRPC address.
             RefusedError: it refuses this bundle.
         """
         server = HttpServer(self.http, timeout=_PATIENCE)
@@ -76,10 +79,24 @@ class Given:
                 raise NoServerError("this Triton takes no models on demand", url=self.http, remedy=remedy) from error
             raise
         try:
+            self._check_grpc(name)
             yield Loaded(server, self.grpc, name, str(report.version), config, metadata)
         finally:
             with contextlib.suppress(ServiceError):  # it may be gone, which is said by what failed before
                 server.unload(name)
+
+    def _check_grpc(self, model: str) -> None:
+        """Whether the model that was loaded over HTTP is there over gRPC."""
+        remedy = "name the gRPC address of that server: AGENTPIPE_SERVING__TRITON_GRPC"
+        try:
+            with GrpcWire(self.grpc, model, timeout=_GRPC_PATIENCE) as wire:
+                ready = wire.ready()
+        except ServiceError as error:
+            text = f"the server at {self.http} does not answer over gRPC: {error.message}"
+            raise NoServerError(text, url=self.grpc, remedy=remedy) from error
+        if not ready:
+            text = f"what answers over gRPC is not the server at {self.http}"
+            raise NoServerError(text, url=self.grpc, remedy=remedy)
 
 
 @dataclass(frozen=True)
@@ -139,16 +156,19 @@ def _next_port(http: str) -> str:
 
 
 def _identify(server: HttpServer) -> dict[str, str]:
-    """Name and version of the server; anything that calls itself something else is told apart by them.
+    """Name and version of the server; one of the same protocol that is called otherwise is told apart by them.
 
     Raises:
-        NoServerError: it does not answer, or is a Triton that cannot read these graphs.
+        NoServerError: it does not answer, has no name or version, or is a Triton that cannot read these graphs.
     """
     try:
         metadata = server.metadata()
     except ServiceError as error:
         raise NoServerError(error.message, **error.where, remedy=error.remedy) from error
-    name, version = str(metadata.get("name", "unnamed")), str(metadata.get("version", "unknown"))
+    name, version = metadata.get("name"), metadata.get("version")
+    if not (isinstance(name, str) and name and isinstance(version, str) and version):
+        remedy = "is this the HTTP address of a Triton? AGENTPIPE_TRITON_URL"
+        raise NoServerError("this is no Triton: it says no name and version", url=server.address, remedy=remedy)
     number = re.match(r"(\d+)\.(\d+)", version)
     if name == "triton" and number and (int(number[1]), int(number[2])) < OLDEST:
         wanted = ".".join(str(part) for part in OLDEST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import http.client
 import os
 import shutil
 import signal
@@ -11,12 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 from agentpipe.errors import ServiceError
+from agentpipe.serving.loopback import http_opener
 from agentpipe.serving.triton_install import (
     TritonInstallation,
     find_triton,
@@ -104,15 +104,16 @@ class TritonServer:
         self.start_seconds = time.monotonic() - started
 
     def _wait(self, deadline: float) -> None:
+        opener = http_opener(self.http)
         while time.monotonic() < deadline:
             code = self._process.poll()
             if code is not None:
                 raise ServiceError(f"Triton ended with {code}: {self._log_end()}", remedy="see the log above")
             try:
-                with urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=1) as answer:
+                with opener.open(f"http://{self.http}/v2/health/ready", timeout=1) as answer:
                     if answer.status == 200:
                         return
-            except (urllib.error.URLError, TimeoutError, ConnectionError):
+            except (OSError, http.client.HTTPException):
                 pass
             time.sleep(0.05)
         raise ServiceError(f"Triton is not ready in time: {self._log_end()}", remedy="give it more time")

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentpipe.errors import AnswerError, RefusedError, ServiceError
+from agentpipe.serving.loopback import channel_options
 from agentpipe.serving.signature import WIRE_TYPES
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class GrpcWire:
         from tritonclient.grpc import InferenceServerClient
 
         self.url, self.model, self.timeout = url, model, timeout
-        self._connection: InferenceServerClient = InferenceServerClient(url)
+        self._connection: InferenceServerClient = InferenceServerClient(url, channel_args=channel_options(url))
 
     def __enter__(self) -> Self:
         return self
@@ -66,6 +67,15 @@ class GrpcWire:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._connection.close()
+
+    def ready(self) -> bool:
+        """Whether the server has the model; RefusedError and ServiceError as of :meth:`infer`."""
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            return bool(self._connection.is_model_ready(self.model, client_timeout=self.timeout))
+        except InferenceServerException as error:
+            raise grpc_error(error, self.url, self.model) from error
 
     def infer(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """See :class:`Wire`."""

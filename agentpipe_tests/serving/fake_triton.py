@@ -146,6 +146,11 @@ class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
             reply.raw_output_contents.append(np.ascontiguousarray(array).tobytes())
         return reply
 
+    def ModelReady(  # noqa: N802 - the protocol's name
+        self, request: Any, context: grpc.ServicerContext
+    ) -> Any:
+        return service_pb2.ModelReadyResponse(ready=request.name in self.fake.loaded)
+
     def ModelStatistics(  # noqa: N802 - the protocol's name
         self, request: Any, context: grpc.ServicerContext
     ) -> Any:

@@ -18,6 +18,7 @@ from agentpipe.serving.agent.deciders import (
     read_known_rows,
     read_policy,
 )
+from agentpipe.serving.loopback import channel_options
 from agentpipe.serving.signature import WIRE_TYPES, Signature
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class TritonDecider:
         from tritonclient.utils import InferenceServerException
 
         try:
-            return InferenceServerClient(self.url, channel_args=list(_CHANNEL))
+            return InferenceServerClient(self.url, channel_args=channel_options(self.url, _CHANNEL))
         except (InferenceServerException, ValueError) as error:
             raise ServiceError(f"no gRPC address: {error}", url=self.url, remedy=_REMEDY) from error
 
