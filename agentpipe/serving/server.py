@@ -5,18 +5,16 @@ from __future__ import annotations
 import errno
 import http.client
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 from agentpipe.errors import ServiceError
 from agentpipe.serving.loopback import http_opener
+from agentpipe.serving.scratch import Scratch
 from agentpipe.serving.triton_install import (
     TritonInstallation,
     find_triton,
@@ -26,6 +24,7 @@ from agentpipe.serving.triton_install import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
     from types import TracebackType
 
 __all__ = ["TritonInstallation", "TritonServer", "find_triton", "install_triton"]
@@ -46,7 +45,8 @@ Control = Literal["none", "poll", "explicit"]
 class TritonServer:
     """A Triton over one model repository, as a context manager; stopped on leaving.
 
-    On Linux it ends with the thread that started it, also where that is killed.
+    On Linux it ends with the thread that started it, also where that is killed; what such a process left in the folder
+    of temporary files and in shared memory is removed at the next start.
 
     Args:
         repository: The model repository, for example a bundle.
@@ -75,9 +75,9 @@ class TritonServer:
     ) -> None:
         ports = _ports(http_port, grpc_port)
         self.http, self.grpc = (f"{HOST}:{port}" for port in ports)
-        self._scratch = Path(tempfile.mkdtemp(prefix="agentpipe-triton-"))
-        self.log_path = self._scratch / "server.log"
-        self._shared_memory = f"agentpipe_{os.getpid()}_{ports[0]}"
+        shared_memory = f"agentpipe_{os.getpid()}_{ports[0]}"
+        self._scratch = Scratch(shared_memory)
+        self.log_path = self._scratch.path / "server.log"
         command = [
             str(installation.binary),
             f"--model-repository={repository}",
@@ -92,10 +92,14 @@ class TritonServer:
             "--allow-metrics=false",
             "--disable-auto-complete-config",  # a configuration must be complete, not completed
             "--exit-timeout-secs=10",
-            f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
+            f"--backend-config=python,shm-region-prefix-name={shared_memory}",
         ]
         started = time.monotonic()
-        self._process = _start(command, installation, self.log_path)
+        try:
+            self._process = _start(command, installation, self.log_path)
+        except BaseException:
+            self._scratch.remove()
+            raise
         try:
             self._wait(started + start_timeout)
         except BaseException:
@@ -133,9 +137,7 @@ class TritonServer:
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
-        for leftover in Path("/dev/shm").glob(f"{self._shared_memory}*"):  # noqa: S108 - where the stub puts it
-            leftover.unlink(missing_ok=True)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.remove()
 
     def __enter__(self) -> Self:
         return self
