@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
@@ -108,11 +111,24 @@ def _tell_end(session: Session, as_json: bool, interrupted: bool) -> None:
 
 
 def _event(as_json: bool, event: str, text: str, **fields: object) -> None:
-    if as_json:
-        sys.stdout.write(json.dumps({"event": event, **fields}, ensure_ascii=True, allow_nan=False) + "\n")
-        sys.stdout.flush()
-    else:
-        say(text)
+    """Tells an event. Where nobody reads any more, or the disk behind it is full, the work goes on all the same."""
+    try:
+        if as_json:
+            sys.stdout.write(json.dumps({"event": event, **fields}, ensure_ascii=True, allow_nan=False) + "\n")
+            sys.stdout.flush()
+        else:
+            say(text)
+    except (OSError, ValueError) as error:  # ValueError: it is closed
+        if not isinstance(error, OSError) or error.errno == errno.EPIPE:
+            _speak_into_the_void(sys.stdout if as_json else sys.stderr)
+
+
+def _speak_into_the_void(stream: TextIO) -> None:
+    """A pipe without a reader stays one: what is left in the buffer must not fail at the end either."""
+    with contextlib.suppress(OSError, ValueError):
+        void = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(void, stream.fileno())
+        os.close(void)
 
 
 def _teller(as_json: bool) -> Callable[[str], None]:
@@ -121,15 +137,8 @@ def _teller(as_json: bool) -> Callable[[str], None]:
     events = {"complete after": "complete", FOLLOWED: "policy", NOT_FOLLOWED: "policy_refused"}
 
     def tell(text: str) -> None:
-        if as_json:
-            _event(
-                as_json,
-                next((event for start, event in events.items() if text.startswith(start)), "said"),
-                text,
-                said=text,
-            )
-        else:
-            say(text)
+        event = next((event for start, event in events.items() if text.startswith(start)), "said")
+        _event(as_json, event, text, said=text)
 
     return tell
 

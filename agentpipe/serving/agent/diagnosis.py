@@ -5,11 +5,14 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
+from agentpipe.errors import StoreError
 from agentpipe.storage import write_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from agentpipe.serving.agent.execution import Execution
 
 _NAMES = {
     "line_id": "line",
@@ -18,6 +21,17 @@ _NAMES = {
     "sub_goals_missed": "sub-goals that three alternatives did not reach",
     "mean_seconds_between_failures": "mean time between failures, seconds",
 }
+
+
+def diagnose(execution: Execution, folder: Path, lost: Mapping[str, str], counts: Mapping[str, int]) -> str:
+    """The agent says what it finds, and has a person decide the next question; returns what became of the page."""
+    figures = execution.figures()
+    execution.ask_reason, execution.reason_for = "five failures in a row: see the diagnosis", ""
+    execution.diagnosed()
+    try:
+        return f"diagnosis of {execution.line_id}: {write_diagnosis(folder, figures, lost, counts)}"
+    except StoreError as error:
+        return f"the diagnosis of {execution.line_id} cannot be written: {error.message}"
 
 
 def write_diagnosis(

@@ -15,15 +15,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.serving.agent.machine import Event, Machine, State
+from agentpipe.serving.agent.messages import NonsenseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping
 
     from agentpipe.serving.agent.types import Frame, OrderEnded
     from agentpipe.serving.agent.vocabulary import Vocabulary
 
 ALTERNATIVES: Final = 3
 FAILURES_TO_DIAGNOSE: Final = 5
+MOST_LINES: Final = 1_024
+"""lines whose execution is remembered; the one that was quiet for longest is forgotten first"""
 
 
 @dataclass
@@ -54,7 +57,7 @@ class Execution:
         self.order: Order | None = None
         self.last_actions: list[int] = []
         self.held: Frame | None = None
-        """the question that came while a person had the line"""
+        """the question that came, or was in hand, while a person had the line"""
         self.ask_reason = ""
         """why a person is to decide the next question"""
         self.reason_for = ""
@@ -128,7 +131,7 @@ class Execution:
             self._frozen_seconds += self._clock() - self._frozen_since
             self._frozen_since = None
         self.diagnosed()
-        self.ask_reason = ""
+        self.ask_reason = self.reason_for = ""
         return self.machine.fire(Event.HANDED_BACK)
 
     def wants_person(self, frame: Frame) -> bool:
@@ -214,3 +217,21 @@ class Execution:
         self.missed += 1
         self.missed_in_a_row[segment] = self.missed_in_a_row.get(segment, 0) + 1
         self.failures += 1
+
+
+def make_room(executions: MutableMapping[str, Execution]) -> None:
+    """Forgets the line that was quiet for longest where there are too many; none that a person has or that is at work.
+
+    Args:
+        executions: by line, the one that was heard last at the end.
+
+    Raises:
+        NonsenseError: persons have all of them.
+    """
+    if len(executions) < MOST_LINES:
+        return
+    resting = (State.IDLE, State.WAITING, State.DEGRADED, State.ASKING, State.STOPPED)
+    quiet = next((name for name, each in executions.items() if each.machine.state in resting), None)
+    if quiet is None:
+        raise NonsenseError(f"more than {MOST_LINES} lines that persons have", field="line_id")
+    del executions[quiet]

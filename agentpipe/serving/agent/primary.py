@@ -30,10 +30,16 @@ class Primary:
         self._thread = threading.Thread(target=self._work, name="primary", daemon=True)
         self._thread.start()
 
-    def ask(self, frame: Frame) -> bool:
-        """Puts a question; False where it still hangs in an earlier one."""
+    def ask(self, frame: Frame, until: float = 0.0) -> bool:
+        """Puts a question; False where it still hangs in an earlier one.
+
+        One that was given up is waited for until ``until`` (monotonic), as it is none that hangs; and only once.
+        """
         with self._changed:
+            while self._job is not None and self._given_up and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
             if self._job is not None:
+                self._given_up = False
                 return False
             self._job, self._result, self._given_up = frame, None, False
             self._changed.notify_all()

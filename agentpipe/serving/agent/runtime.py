@@ -16,26 +16,29 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from agentpipe.errors import AgentpipeError, LineError, StoreError
-from agentpipe.serving.agent.diagnosis import write_diagnosis
-from agentpipe.serving.agent.execution import Execution
+from agentpipe.errors import AgentpipeError, LineError, ServingError, StoreError
+from agentpipe.serving.agent.diagnosis import diagnose
+from agentpipe.serving.agent.execution import Execution, make_room
 from agentpipe.serving.agent.machine import Event, State
 from agentpipe.serving.agent.messages import ForeignLineError, LineEndedError, NonsenseError, check_frame
+from agentpipe.serving.agent.parties import Counts, HandedBack, TakenOverError, finite, quietly
 from agentpipe.serving.agent.primary import Primary
+from agentpipe.serving.agent.repeats import contradicts, forbids, forbids_again, on_record
 from agentpipe.serving.agent.types import Answer, Frame, OrderEnded, Takeover
 from agentpipe.serving.agent.wal import LogFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from agentpipe.serving.agent.interlocks import Interlocks
     from agentpipe.serving.agent.journal import Journal
+    from agentpipe.serving.agent.parties import Onlooker, Policy
     from agentpipe.serving.agent.types import Decider, LineAdapter, Message
     from agentpipe.serving.agent.vocabulary import Vocabulary
 
@@ -45,50 +48,6 @@ _FLUSH_SHARE: Final = 0.2
 """weight of the newest flush in the running mean of what one takes"""
 _MOST_OF_TIME: Final = 0.5
 """of a question's time that is kept for flushing, at most"""
-
-
-class Policy(Protocol):
-    """Who answers, such as :class:`~agentpipe.serving.agent.healing.Healing`."""
-
-    def decide(self, frame: Frame) -> Answer:
-        """An answer within the deadline."""
-
-    def degraded(self) -> Mapping[str, str]:
-        """What is lost now, and why."""
-
-
-class Onlooker(Protocol):
-    """Who is told of decisions after they were sent, such as memory and shadow; must neither block nor raise."""
-
-    def decided(self, frame: Frame, answer: Answer, seconds: float) -> None:
-        """A decision was sent; ``frame`` is the question as the policy saw it, ``seconds`` what the answer took."""
-
-    def ended(self, message: OrderEnded) -> None:
-        """An order is over."""
-
-
-@dataclass
-class Counts:
-    """What has happened since the start."""
-
-    questions: int = 0
-    decisions: int = 0
-    repeated: int = 0
-    """questions that were answered before"""
-    fallbacks: int = 0
-    """decisions of the fallback, as the policy gave none in time"""
-    refused: int = 0
-    """answers that interlocks or mask forbade"""
-    asked: int = 0
-    """times that a person was asked"""
-    withdrawn: int = 0
-    """recorded and not sent: a person took over"""
-    expired: int = 0
-    """questions whose deadline had passed when they were looked at"""
-    late: int = 0
-    """answers sent after the deadline"""
-    nonsense: int = 0
-    lost_lines: int = 0
 
 
 class Runtime:
@@ -131,12 +90,13 @@ class Runtime:
         self.last_nonsense = ""
         self._line, self._policy, self._fallback, self._journal = line, policy, fallback, journal
         self._interlocks, self._vocabulary, self._reserve, self._folder = interlocks, vocabulary, reserve, folder
-        self._onlookers, self._on_ended, self._say = onlookers, on_ended, say
+        self._onlookers, self._on_ended, self._say = onlookers, on_ended, quietly(say)
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[Frame | OrderEnded | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Frame | OrderEnded | HandedBack | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._lines: Sequence[str] = ()
         """what the line last called its stations"""
+        self._ended_working = False
         self._flush = 0.0
         """running mean of what a flush takes, seconds"""
         self._primary = Primary(policy.decide)
@@ -150,19 +110,35 @@ class Runtime:
         """Works until :meth:`stop`, until the line has come to its end, or turns out to be another one.
 
         Raises:
-            ForeignLineError: see ``failure``.
+            ForeignLineError, ServingError: see ``failure``.
         """
         self._listener.start()
-        while not self._stopping.is_set():
-            message = self._queue.get()
-            if isinstance(message, Frame):
-                self._question(message)
-            elif isinstance(message, OrderEnded):
-                self._ended(message)
-            else:
-                break
+        try:
+            while not self._stopping.is_set():
+                message = self._queue.get()
+                if message is None:
+                    break
+                try:
+                    self._work(message)
+                except NonsenseError as error:  # of one line too many
+                    self._refuse(error.message)
+        finally:
+            self._ended_working = True
         if self.failure is not None:
             raise self.failure
+
+    def _work(self, message: Frame | OrderEnded | HandedBack) -> None:
+        if isinstance(message, Frame):
+            self._question(message)
+        elif isinstance(message, OrderEnded):
+            self._ended(message)
+        else:
+            self._handed_back(message)
+
+    @property
+    def working(self) -> bool:
+        """Whether questions are heard and decided, or will be once :meth:`run` is called."""
+        return not self._ended_working and (self._listener.ident is None or self._listener.is_alive())
 
     def stop(self) -> None:
         """Ends :meth:`run` after the question in hand. Any thread, also a signal's."""
@@ -213,6 +189,15 @@ class Runtime:
     # ------------------------------------------------------------------------------------------------ the line
 
     def _listen(self) -> None:
+        """A thread. An agent that is deaf is of no use: where this ends by a fault, so does :meth:`run`."""
+        try:
+            self._hear_all()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is said and ends the process
+            text = f"the agent cannot listen any more: {type(error).__name__}: {error}"
+            self.failure = ServingError(text, remedy="a fault of agentpipe: start the agent again, and report it")
+            self.stop()
+
+    def _hear_all(self) -> None:
         while not self._stopping.is_set():
             try:
                 message = self._line.receive(_LISTEN_SECONDS)
@@ -251,45 +236,56 @@ class Runtime:
     def _hear(self, message: Message) -> None:
         if self._stopping.is_set():
             return
-        if isinstance(message, Takeover):
-            self._take_over(message)
-        elif isinstance(message, Frame):
-            try:
+        try:
+            if isinstance(message, Takeover):
+                self._take_over(message)
+                return
+            if isinstance(message, Frame):
                 check_frame(message, self._line.signature)
-            except (NonsenseError, AttributeError, TypeError) as error:
-                self._refuse(str(error))
-            else:
-                self._queue.put(message)
+        except (NonsenseError, AttributeError, TypeError) as error:
+            self._refuse(str(error))
         else:
             self._queue.put(message)
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str, frame: Frame | None = None) -> None:
+        """Nonsense is counted and said; where the adapter let it through and can tell the line, the line is told."""
         self.counts.nonsense += 1
         self.last_nonsense = why
         self._say(f"nonsense from the line: {why}")
+        tell = getattr(self._line, "refuse", None)
+        if frame is not None and tell is not None:
+            tell(frame.decision_id, why)
 
     def _execution(self, line_id: str) -> Execution:
         """Of a line; made where there is none. Under the lock."""
         if line_id not in self.executions:
+            make_room(self.executions)
             made = self.executions[line_id] = Execution(line_id, self._vocabulary)
             if self._lost():
                 made.machine.fire(Event.DEGRADED)
+        self.executions[line_id] = self.executions.pop(line_id)  # the last one in its order
         return self.executions[line_id]
 
     def _take_over(self, message: Takeover) -> None:
-        held = None
         with self._lock:
             execution = self._execution(message.line_id)
             if message.active:
                 execution.taken_over()
             else:
                 execution.handed_back()
-                held, execution.held = execution.held, None
         if message.active:
             self._primary.give_up(message.line_id)
             self._say(f"{message.who} has taken {message.line_id} over")
-        elif held is not None:
-            self._queue.put(held)
+        else:
+            self._queue.put(HandedBack(message.line_id))
+
+    def _handed_back(self, message: HandedBack) -> None:
+        """Decides the question that a person's time at the line has held up, after all that came before."""
+        with self._lock:
+            execution = self.executions.get(message.line_id)
+            held = None if execution is None or execution.machine.state is State.FROZEN else execution.held
+        if held is not None:
+            self._question(held)
 
     def _ended(self, message: OrderEnded) -> None:
         with self._lock:
@@ -307,14 +303,33 @@ class Runtime:
     # ------------------------------------------------------------------------------------------------ a question
 
     def _question(self, frame: Frame) -> None:
+        """Answers a question; one that a person interrupts is held, or begun anew where the person is gone."""
         self.counts.questions += 1
-        with self._lock:
-            execution = self._execution(frame.line_id)
-            execution.question(frame)
-            if execution.machine.state is State.FROZEN:
-                execution.held = frame
+        known = on_record(self._journal, frame)
+        if known is not None and (contradiction := contradicts(known, frame)):
+            self._refuse(contradiction, frame)
+            return
+        while True:
+            with self._lock:
+                execution = self._execution(frame.line_id)
+                execution.question(frame)
+                execution.held = frame if execution.machine.state is State.FROZEN else None
+                if execution.held is not None:
+                    return
+                generation = execution.generation
+            try:
+                self._answer(frame, execution, generation)
+            except TakenOverError:
+                self.counts.withdrawn += 1
+            else:
                 return
-            generation = execution.generation
+
+    def _answer(self, frame: Frame, execution: Execution, generation: int) -> None:
+        """One try to answer.
+
+        Raises:
+            TakenOverError: a person has taken the line over meanwhile; nothing was sent.
+        """
         self._reconcile(frame)
         try:
             known = self._journal.find(frame.decision_id)
@@ -322,15 +337,26 @@ class Runtime:
             self._ask(frame, execution, generation, f"the journal: {error.message}")
             return
         if known is not None:
-            self.counts.repeated += 1
-            self._send(frame, known, execution, generation, in_time=True)
-        elif time.monotonic() >= frame.deadline:
+            self._repeat(frame, known, execution, generation)
+        elif time.monotonic() >= frame.deadline and not frame.doubtful:
             self.counts.expired += 1
-            self._fire(execution, generation, Event.DROPPED)
+            self._fire(execution, Event.DROPPED)
         elif execution.wants_person(frame):
             self._ask(frame, execution, generation, execution.ask_reason)
         else:
             self._decide(frame, execution, generation)
+
+    def _repeat(self, frame: Frame, known: Answer, execution: Execution, generation: int) -> None:
+        """Says once more what was decided, where that may still be done; a person is asked where it may not."""
+        self.counts.repeated += 1
+        forbidden = forbids_again(frame, known.action, self._interlocks, self._journal, self._vocabulary)
+        if not forbidden:
+            self._send(frame, known, execution, generation, in_time=True)
+            return
+        self.counts.refused += 1
+        self._withdraw(frame.decision_id)
+        execution.ask_reason, execution.reason_for = f"{forbidden} now forbids what was decided", frame.decision_id
+        self._ask(frame, execution, generation, execution.ask_reason)
 
     def _reconcile(self, frame: Frame) -> None:
         """The question says what was done last: where that is not what was decided, the decision was none."""
@@ -346,12 +372,9 @@ class Runtime:
         if not mask.any():
             self._ask(frame, execution, generation, "; ".join(("interlocks leave nothing", *notes)))
             return
-        kept = min(self._flush, _MOST_OF_TIME * (frame.deadline - started))
+        kept = min(self._flush, _MOST_OF_TIME * max(0.0, frame.deadline - started))
         seen = replace(frame, mask=mask, deadline=frame.deadline - kept)
         answer, in_time = self._choose(seen, execution, generation, notes)
-        if answer is None:
-            self.counts.withdrawn += 1
-            return
         if answer.action < 0:
             self._ask(frame, execution, generation, "; ".join(answer.notes))
             return
@@ -365,34 +388,29 @@ class Runtime:
 
     def _choose(
         self, seen: Frame, execution: Execution, generation: int, notes: tuple[str, ...]
-    ) -> tuple[Answer | None, bool]:
-        """What to do, and whether the policy said so in time; None where a person took over meanwhile."""
+    ) -> tuple[Answer, bool]:
+        """What to do, and whether the policy said so in time."""
         ready = self._fallback.decide(seen, 0.0)
         if ready.action >= 0 and not seen.mask[ready.action]:
             ready = replace(ready, action=-1, notes=(*ready.notes, "the fallback is not allowed"))
         until = seen.deadline - self._reserve
         answer, why = None, "the policy still hangs in an earlier question"
-        if self._primary.ask(seen):
+        if time.monotonic() >= seen.deadline:
+            why = "the question waited unread, for too long perhaps"
+        elif self._primary.ask(seen, until):
             answer, why = self._primary.answer(until)
         if execution.generation != generation:
-            return None, False
+            raise TakenOverError
         in_time = answer is not None
         if answer is None:
             self.counts.fallbacks += 1
             answer = replace(ready, notes=(*ready.notes, f"fallback: {why}"))
         elif answer.action >= 0:
-            forbidden = self._forbidden(seen, answer.action)
+            forbidden = forbids(seen, answer.action, self._interlocks)
             if forbidden:
                 self.counts.refused += 1
                 answer = replace(ready, notes=(*ready.notes, f"{forbidden} forbids {answer.action}"))
         return replace(answer, notes=(*notes, *answer.notes)), in_time
-
-    def _forbidden(self, seen: Frame, action: int) -> str | None:
-        """Who forbids an action that was chosen: the mask, or an interlock."""
-        if action >= len(seen.mask) or not seen.mask[action]:
-            return "the mask"
-        name = self._interlocks.refuses(seen, action)
-        return f"interlock {name}" if name else None
 
     def _record(self, frame: Frame, answer: Answer, seen: Frame, execution: Execution, generation: int) -> bool:
         """Records a decision; a person is asked where that cannot be done."""
@@ -410,16 +428,17 @@ class Runtime:
         return True
 
     def _send(self, frame: Frame, answer: Answer, execution: Execution, generation: int, *, in_time: bool) -> bool:
-        if not self._fire(execution, generation, Event.CHOSEN):
-            self.counts.withdrawn += 1
+        try:
+            self._commit(execution, generation, Event.CHOSEN)
+        except TakenOverError:
             self._withdraw(frame.decision_id)
-            return False
+            raise
         late = time.monotonic() > frame.deadline
         try:
             self._line.act(frame, answer)
         except Exception as error:  # noqa: BLE001 - see _listen
             self._lost_line(error if isinstance(error, LineError) else LineError(f"its adapter fails: {error!r}"))
-            self._fire(execution, None, Event.DROPPED)
+            self._fire(execution, Event.DROPPED)
             return False
         self.counts.decisions += 1
         self.counts.late += late
@@ -437,8 +456,7 @@ class Runtime:
 
     def _ask(self, frame: Frame, execution: Execution, generation: int, reason: str) -> None:
         """Asks for a person, who decides this question."""
-        if not self._fire(execution, generation, Event.ASKED):
-            return
+        self._commit(execution, generation, Event.ASKED)
         nothing = np.zeros(len(frame.mask), np.float32)
         if execution.asked_id != frame.decision_id:  # the first time
             execution.asked_id = frame.decision_id
@@ -456,30 +474,24 @@ class Runtime:
         except LogFullError:
             self._say("that a person was asked cannot be recorded")
 
-    def _fire(self, execution: Execution, generation: int | None, event: Event) -> bool:
-        """Lets an event happen unless a person took over since ``generation``."""
-        with self._lock:
-            if generation not in (None, execution.generation) or not execution.machine.allows(event):
-                return False
-            execution.machine.fire(event)
-            return True
+    def _commit(self, execution: Execution, generation: int, event: Event) -> None:
+        """Lets an event happen that something is sent with.
 
-    # ------------------------------------------------------------------------------------------------ level 3
+        Raises:
+            TakenOverError: a person has taken over since ``generation``.
+        """
+        with self._lock:
+            if generation != execution.generation:
+                raise TakenOverError
+            execution.machine.fire(event)
+
+    def _fire(self, execution: Execution, event: Event) -> None:
+        """Lets an event happen where it can."""
+        with self._lock:
+            if execution.machine.allows(event):
+                execution.machine.fire(event)
 
     def _diagnose(self, execution: Execution) -> None:
-        """After five failures in a row the agent says what it finds, and has a person decide the next question."""
-        if not execution.diagnosis_due:
-            return
-        figures, lost = execution.figures(), self._lost()
-        execution.ask_reason = "five failures in a row: see the diagnosis"
-        execution.diagnosed()
-        try:
-            path = write_diagnosis(self._folder / "diagnoses", figures, lost, vars(self.counts))
-            self._say(f"diagnosis of {execution.line_id}: {path}")
-        except StoreError as error:
-            self._say(f"the diagnosis of {execution.line_id} cannot be written: {error.message}")
-
-
-def finite(seen: Any, asked: Any) -> Any:  # noqa: ANN401 - arrays of one shape
-    """What the policy saw, where it says so; a lost sensor that nobody estimated is recorded as 0."""
-    return np.nan_to_num(asked if seen is None else seen, nan=0.0).astype(np.float32)
+        """Level 3: after five failures in a row a person is to decide the next question."""
+        if execution.diagnosis_due:
+            self._say(diagnose(execution, self._folder / "diagnoses", self._lost(), vars(self.counts)))

@@ -26,6 +26,7 @@ from agentpipe.serving.agent.healing import Healing, declared_rungs
 from agentpipe.serving.agent.interlocks import Interlocks, read_interlocks
 from agentpipe.serving.agent.journal import Journal
 from agentpipe.serving.agent.outbox import InboxSink, Shipper, Sink, StreamSink
+from agentpipe.serving.agent.parties import quietly
 from agentpipe.serving.agent.probes import Part
 from agentpipe.serving.agent.remembering import MemoryMaker
 from agentpipe.serving.agent.runtime import Runtime
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
     from agentpipe.serving.agent.deciders import PolicyFiles
     from agentpipe.serving.agent.memory import Memory
+    from agentpipe.serving.agent.parties import Onlooker
     from agentpipe.serving.agent.probes import Change
-    from agentpipe.serving.agent.runtime import Onlooker
     from agentpipe.serving.agent.shadow import Shadow
     from agentpipe.serving.agent.types import LineAdapter
     from agentpipe.settings import Settings
@@ -107,7 +108,7 @@ class Session:
         if not _NAME.fullmatch(options.name):
             remedy = "use small letters, digits, - and _"
             raise InputError(f"{options.name!r} is no name of an agent", field="name", remedy=remedy)
-        self.options, self.settings, self.say = options, settings, say
+        self.options, self.settings, self.say = options, settings, quietly(say)
         self.folder = settings.home / "agent" / options.name
         self.metrics_port: int | None = None
         self.complete = threading.Event()
@@ -180,7 +181,7 @@ class Session:
         self.runtime.refresh()
         gauges = {
             "feedback_backlog": lambda: self.journal.backlog,
-            "ready": lambda: 1.0,
+            "ready": lambda: float(self.runtime.working),
             "complete": lambda: float(self.complete.is_set()),
             "takeover": lambda: float(self.runtime.taken_over > 0),
         }
@@ -192,6 +193,7 @@ class Session:
 
         Raises:
             ForeignLineError: the line is not one of this policy.
+            ServingError: it cannot listen to the line any more.
         """
         self.shipper.start()
         self.follower.start()

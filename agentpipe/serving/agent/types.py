@@ -45,6 +45,8 @@ class Frame:
     """monotonic seconds by which the line must have its answer"""
     time: dt.datetime
     """UTC, when it was received"""
+    doubtful: bool = False
+    """it may have waited unread for as long as its deadline supposes: where that has passed, it is answered late"""
 
     def with_inputs(self, observation: npt.NDArray[np.float32], mask: npt.NDArray[np.bool_]) -> Frame:
         """The same question with an estimated observation or a narrower mask."""

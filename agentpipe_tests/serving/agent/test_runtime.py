@@ -103,7 +103,7 @@ class Agent:
             options.pop("vocabulary", Vocabulary()),
             reserve=0.02,
             folder=folder,
-            say=self.said.append,
+            say=options.pop("say", self.said.append),
             **options,
         )
         self.failure = None
@@ -112,7 +112,7 @@ class Agent:
     def _run(self):
         try:
             self.runtime.run()
-        except ServingError as error:
+        except (ServingError, ZeroDivisionError) as error:
             self.failure = error
 
     def __enter__(self):
