@@ -132,9 +132,16 @@ def _speak_into_the_void(stream: TextIO) -> None:
 
 
 def _teller(as_json: bool) -> Callable[[str], None]:
-    from agentpipe.serving.agent.session import FOLLOWED, NOT_FOLLOWED
+    from agentpipe.serving.agent.journal import DAMAGE
+    from agentpipe.serving.agent.session import FEEDBACK, FOLLOWED, NOT_FOLLOWED
 
-    events = {"complete after": "complete", FOLLOWED: "policy", NOT_FOLLOWED: "policy_refused"}
+    events = {
+        "complete after": "complete",
+        FOLLOWED: "policy",
+        NOT_FOLLOWED: "policy_refused",
+        DAMAGE: "damage",
+        f"{FEEDBACK} is ": "feedback_trouble",
+    }
 
     def tell(text: str) -> None:
         event = next((event for start, event in events.items() if text.startswith(start)), "said")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
@@ -15,7 +16,7 @@ from agentpipe.serving.agent.deciders import LocalDecider, RulesDecider
 from agentpipe.serving.agent.incidents import IncidentBook
 from agentpipe.serving.agent.ladder import Ladder
 from agentpipe.serving.agent.metrics import AgentMetrics
-from agentpipe.serving.agent.probes import Part, disk_probe
+from agentpipe.serving.agent.probes import Change, Part, disk_probe
 from agentpipe.serving.agent.sensors import SensorWatch
 from agentpipe.serving.agent.triton_decider import TritonDecider
 from agentpipe.serving.agent.types import Answer
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from agentpipe.environments.line_profile import LineProfile
     from agentpipe.serving.agent.deciders import PolicyFiles
-    from agentpipe.serving.agent.probes import Change
     from agentpipe.serving.agent.types import Decider, Frame
     from agentpipe.serving.signature import Signature
     from agentpipe.settings import Settings
@@ -65,6 +65,7 @@ class Healing:
         ready: rungs that are asked before their first probe.
         profile: of the line, for the estimates of lost sensors.
         on_change: told of each loss and return besides; must neither block nor raise.
+        say: told of incidents that cannot be used, one line.
     """
 
     def __init__(  # noqa: PLR0913 - each is another thing to live on
@@ -80,9 +81,11 @@ class Healing:
         ready: Sequence[str] = (),
         profile: LineProfile | None = None,
         on_change: Callable[[Change], None] | None = None,
+        say: Callable[[str], object] = str,
     ) -> None:
         alerts, self._told = settings.alerts, on_change
         self._estimates = 0
+        self._unprobed: dict[str, str] = {}
         self.metrics = AgentMetrics(agent)
         self.incidents = IncidentBook(
             folder / "incidents",
@@ -90,6 +93,7 @@ class Healing:
             settings.agent,
             webhook=alerts.webhook,
             alert_timeout=alerts.timeout_seconds,
+            say=say,
         )
         self.sensors = SensorWatch(signature, settings.agent, profile, self._changed)
         self.clock = ClockWatch(self._changed)
@@ -121,7 +125,15 @@ class Healing:
 
     def degraded(self) -> dict[str, str]:
         """Everything that is lost now, and why."""
-        return {**self.ladder.lost(), **{f"sensor {name}": "lost" for name in self.sensors.lost()}}
+        sensors = {f"sensor {name}": "lost" for name in self.sensors.lost()}
+        return {**self.ladder.lost(), **sensors, **self._unprobed}
+
+    def tell(self, part: str, reason: str) -> None:
+        """A part that nobody probes is lost, for ``reason``, or back where that is empty. Any thread."""
+        others = {name: why for name, why in self._unprobed.items() if name != part}
+        self._unprobed = {**others, part: reason} if reason else others
+        now = dt.datetime.now(dt.UTC)
+        self._changed(Change(part, not reason, reason or "it works again", now, time.monotonic()))
 
     def _changed(self, change: Change) -> None:
         self.metrics.note(change)

@@ -42,6 +42,10 @@ _ADVICE: Final = {
         "The bundle of the new champion is not used. The one in use goes on; the bundle is looked at again and again.",
         "Verify the bundle (`agentpipe bundle verify`); restore or rebuild it, or bring an earlier champion back.",
     ),
+    "feedback": Advice(
+        "Decisions go on and stay on record here; they are handed on when the intake takes them again.",
+        "See what it says above: look at the inbox `HOME/feedback/inbox`, its file system, or Redis.",
+    ),
     "clock": Advice(
         "Nothing counts on the wall clock but stamps, which stay UTC. Deadlines and intervals were kept.",
         "Look at the time service of this machine. Stamps of records around the jump may be out of order.",

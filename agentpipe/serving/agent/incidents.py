@@ -10,14 +10,17 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from agentpipe.alerts import Alert, send
 from agentpipe.errors import CorruptError, StoreError
 from agentpipe.serving.agent.incident_text import report
-from agentpipe.storage import read_json, write_bytes, write_json
+from agentpipe.storage import read_json, typed_os_errors, write_bytes, write_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pydantic import SecretStr
@@ -31,8 +34,12 @@ MOST_EVENTS: Final = 100
 """losses and returns that a report lists; the others it counts"""
 KEPT: Final = 500
 """reports that stay in the folder"""
+LARGEST: Final = 1 << 20
+"""bytes of an incident; the ones that an agent writes have a few thousand"""
 _SAVE_EVERY: Final = 5.0
 _UNSENT: Final = 64
+_MOST_FAULTS: Final = 5
+"""damaged files that are said one by one"""
 
 
 @dataclass
@@ -77,29 +84,92 @@ class Incident:
         """Reads what :meth:`to_json` wrote.
 
         Raises:
-            CorruptError: fields are missing, unknown or malformed.
+            CorruptError: fields are missing, unknown or malformed; a time without zone; a name that no file can have.
         """
         try:
-            return cls(
-                **{
-                    **content,
-                    "opened": dt.datetime.fromisoformat(content["opened"]),
-                    "ended": dt.datetime.fromisoformat(content["ended"]) if content["ended"] else None,
-                    "events": [(dt.datetime.fromisoformat(moment), str(text)) for moment, text in content["events"]],
-                    "decided": Counter(content["decided"]),
-                }
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptError(f"malformed incident: {error!r}", file=file, remedy="move the file away") from error
+            return _Stored.model_validate(content).incident()
+        except (ValueError, RecursionError) as error:  # pydantic's are ValueErrors
+            text = str(error)
+            if isinstance(error, ValidationError):
+                first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+                text = f"{'.'.join(str(part) for part in first['loc'])[:200]}: {first['msg']}"
+            raise CorruptError(f"malformed incident: {text}", file=file, remedy="move the file away") from error
 
 
-def read_incidents(folder: Path) -> list[Incident]:
-    """All incidents of ``HOME/agent/<name>/incidents``, oldest first; damaged files are left out."""
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Seconds = Annotated[float, Field(ge=0.0, le=1e12)]
+Text = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,500}$")]
+
+
+class _Stored(BaseModel):
+    """What a file says, each field of its type; such a file may be anybody's."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
+    agent: Text
+    part: Text
+    opened: str
+    status: Status
+    ended: str | None
+    seconds: Seconds
+    losses: Count
+    returns: Count
+    unlisted: Count
+    events: Annotated[list[tuple[str, str]], Field(max_length=2 * MOST_EVENTS)]
+    decided: dict[Text, Count]
+    late: Count
+    latency_sum: Seconds
+    latency_max: Seconds
+
+    @field_validator("events", mode="before")
+    @classmethod
+    def _pairs(cls, events: object) -> object:
+        """JSON has no pairs."""
+        if not isinstance(events, list):
+            return events
+        return [tuple(event) if isinstance(event, list) else event for event in events]
+
+    def incident(self) -> Incident:
+        ended = None if self.ended is None else _time(self.ended)
+        events = [(_time(moment), text) for moment, text in self.events]
+        times = {"opened": _time(self.opened), "ended": ended, "events": events}
+        return Incident(**{**self.model_dump(), **times, "decided": Counter(self.decided)})
+
+
+def _time(text: str) -> dt.datetime:
+    moment = dt.datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return moment
+
+
+def read_incidents(folder: Path, faults: list[StoreError] | None = None) -> list[Incident]:
+    """All incidents of ``HOME/agent/<name>/incidents``, oldest first; damaged files are left out.
+
+    Args:
+        folder: of the incidents.
+        faults: gets why each file that was left out was.
+    """
     found = []
     for path in sorted(folder.glob("*.json")):
-        with contextlib.suppress(StoreError, OSError):
-            found.append(Incident.from_json(read_json(path), path))
+        try:
+            found.append(_read(path))
+        except StoreError as error:
+            if faults is not None:
+                faults.append(error)
     return found
+
+
+def _read(path: Path) -> Incident:
+    with typed_os_errors(path):
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
+            text = f"no file of at most {LARGEST:,} bytes"
+            raise CorruptError(text, file=path, remedy="move it away")
+    incident = Incident.from_json(read_json(path), path)
+    if incident.name != path.stem:
+        raise CorruptError(f"the incident is called {incident.name!r}", file=path, remedy="move the file away")
+    return incident
 
 
 @dataclass
@@ -127,6 +197,7 @@ class IncidentBook:
         settings: the quiet time is ``probe_every`` × ``successes_to_recover``.
         webhook: whom incidents are told when they open and when they end; a secret.
         alert_timeout: seconds of one attempt.
+        say: told of incidents that cannot be used, one line.
     """
 
     def __init__(
@@ -137,9 +208,11 @@ class IncidentBook:
         *,
         webhook: SecretStr | None = None,
         alert_timeout: float = 5.0,
+        say: Callable[[str], object] = str,
     ) -> None:
         self._folder, self._agent, self._settings = folder, agent, settings
         self._webhook, self._alert_timeout = webhook, alert_timeout
+        self._say = say
         self._quiet = settings.probe_every * settings.successes_to_recover
         self._lock = threading.Lock()
         self._open: dict[str, _Open] = {}
@@ -167,7 +240,7 @@ class IncidentBook:
                 if change.up:
                     return
                 stamp = change.time.strftime("%Y%m%dT%H%M%S.%f")
-                name = f"{stamp}-{re.sub('[^A-Za-z0-9]+', '-', part).strip('-').lower()}"
+                name = f"{stamp}-{re.sub('[^A-Za-z0-9]+', '-', part).strip('-').lower()[:100]}"
                 entry = _Open(Incident(name, self._agent, part, change.time), change.moment)
                 self._open[part] = entry
             incident = entry.incident
@@ -217,9 +290,13 @@ class IncidentBook:
         while True:
             stopping = self._stop.is_set()
             self._wake.clear()
-            self._interrupted()
-            self._settle()
-            written = self._write()
+            try:
+                self._interrupted()
+                self._settle()
+                written = self._write()
+            except Exception as error:  # noqa: BLE001 - a thread that dies of it would keep no report any more
+                written = False
+                self._tell(f"incidents are not written: {type(error).__name__}: {error}")
             if stopping:
                 return
             self._wake.wait(self._pause() if written else _SAVE_EVERY)
@@ -233,7 +310,13 @@ class IncidentBook:
         """Incidents that an agent of this name left open: it was killed."""
         if self._interrupted_read:
             return
-        found = [incident for incident in read_incidents(self._folder) if incident.status == "open"]
+        self._interrupted_read = True
+        faults: list[StoreError] = []
+        found = [incident for incident in read_incidents(self._folder, faults) if incident.status == "open"]
+        for fault in faults[:_MOST_FAULTS]:
+            self._tell(f"an incident is left out: {fault}")
+        if len(faults) > _MOST_FAULTS:
+            self._tell(f"{len(faults) - _MOST_FAULTS} more incidents are left out")
         now = dt.datetime.now(dt.UTC)
         with self._lock:
             known = {entry.incident.name for entry in self._open.values()}
@@ -243,7 +326,10 @@ class IncidentBook:
                     incident.seconds = max(0.0, (now - incident.opened).total_seconds())
                     incident.tell(now, "the agent started anew: the one before was killed, or the machine stopped")
                     self._ended.append(incident)
-        self._interrupted_read = True
+
+    def _tell(self, text: str) -> None:
+        with contextlib.suppress(Exception):  # whoever is told may fail (a closed terminal)
+            self._say(text)
 
     def _settle(self) -> None:
         now = time.monotonic()
@@ -267,7 +353,7 @@ class IncidentBook:
                     entry.announced = True
                     self._announce(entry.incident)
             pending = [
-                (entry, entry.incident.to_json(), report(entry.incident, self._settings))
+                (entry, entry.incident.to_json(), self._report(entry.incident))
                 for entry in self._open.values()
                 if entry.changed
             ]
@@ -277,7 +363,7 @@ class IncidentBook:
         for entry, content, text in pending:
             if not self._save(content, text):
                 entry.changed = True
-        unsaved = [each for each in ended if not self._save(each.to_json(), report(each, self._settings))]
+        unsaved = [each for each in ended if not self._save(each.to_json(), self._report(each))]
         for incident in ended:
             if incident not in unsaved or self._stop.is_set():
                 self._announce(incident)
@@ -288,11 +374,19 @@ class IncidentBook:
 
     def _save(self, content: dict[str, Any], text: str) -> bool:
         try:
-            write_bytes(self._folder / f"{content['name']}.md", text.encode())
+            write_bytes(self._folder / f"{content['name']}.md", text.encode(errors="replace"))
             write_json(self._folder / f"{content['name']}.json", content)
         except (StoreError, OSError):
             return False
+        except (TypeError, ValueError) as error:  # another time would help no more
+            self._tell(f"incident {content['name']} is not kept: {type(error).__name__}: {error}")
         return True
+
+    def _report(self, incident: Incident) -> str:
+        try:
+            return report(incident, self._settings)
+        except Exception as error:  # noqa: BLE001 - one incident must not cost the others
+            return f"# Incident: {incident.part} ({incident.status})\n\nNo report: {type(error).__name__}: {error}\n"
 
     def _prune(self) -> None:
         for path in sorted(self._folder.glob("*.json"))[:-KEPT]:
@@ -313,7 +407,7 @@ class IncidentBook:
         title = f"{incident.agent}: {incident.part} lost" if incident.status == "open" else ""
         title = title or f"{incident.agent}: incident of {incident.part} {incident.status}"
         with contextlib.suppress(queue.Full):  # whoever does not take them gets no more; the reports are kept
-            self._alerts.put_nowait(Alert(title, report(incident, self._settings), fields))
+            self._alerts.put_nowait(Alert(title, self._report(incident), fields))
 
     def _send(self) -> None:
         while (alert := self._alerts.get()) is not None:

@@ -3,11 +3,13 @@
 Records of the log (:mod:`~agentpipe.serving.agent.wal`), by ``k``: ``decision`` (a row of the intake, the order that
 it belongs to, notes), ``withdrawn`` (it was not acted on: a person had taken over), ``ended`` (an order's result),
 ``asked`` (a person was asked; no decision), ``retrieved`` (cases that memory showed), ``shipped`` (ids that were handed
-on). A decision is handed on with the result of its order, or without where that takes too long.
+on), ``set_aside`` (a decision whose record turned out to be damaged). A decision is handed on with the result of its
+order, or without where that takes too long.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import threading
 from collections import OrderedDict
@@ -21,10 +23,10 @@ from agentpipe.serving.agent.clocks import SteadyClock
 from agentpipe.serving.agent.taken import NAME as TAKEN
 from agentpipe.serving.agent.taken import Stamp, Taken, stamp_fields
 from agentpipe.serving.agent.types import Answer
-from agentpipe.serving.agent.wal import Log
+from agentpipe.serving.agent.wal import DamagedRecordError, Log, LogFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from agentpipe.serving.agent.interlocks import Interlocks
@@ -36,6 +38,8 @@ REMEMBERED: Final = 10_000
 KEPT_SEGMENTS: Final = 4
 """segments with nothing left to hand on that are kept all the same: questions may be asked again"""
 SUCCESS: Final = "done"
+DAMAGE: Final = "damage:"
+"""what is said of damage begins like this"""
 
 
 @dataclass(slots=True)
@@ -59,13 +63,26 @@ class Journal:
         folder: of the log.
         most_waiting: records that wait in memory while the disk takes nothing.
         segment_bytes: see :class:`~agentpipe.serving.agent.wal.Log`.
+        damaged: folder where bytes are kept that were found damaged; None: nowhere.
+        say: told of damage, one line that begins with :data:`DAMAGE`.
 
     Raises:
         CorruptError, VersionError, DiskFullError, HomeError: see :class:`~agentpipe.serving.agent.wal.Log`.
     """
 
-    def __init__(self, folder: Path, *, most_waiting: int = 512, segment_bytes: int = 4 << 20) -> None:
-        self.log = Log(folder, segment_bytes=segment_bytes, most_waiting=most_waiting)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        most_waiting: int = 512,
+        segment_bytes: int = 4 << 20,
+        damaged: Path | None = None,
+        say: Callable[[str], object] = str,
+    ) -> None:
+        self.log = Log(folder, segment_bytes=segment_bytes, most_waiting=most_waiting, aside=damaged)
+        self.damaged = self.log.damaged + (self.log.torn_bytes > 0)
+        """records that were found damaged or torn since the start"""
+        self._aside, self._say = damaged, say
         self.clock = SteadyClock()
         """stamps of decisions do not follow a jump of the wall clock"""
         self._lock = threading.RLock()
@@ -76,6 +93,7 @@ class Journal:
         self._results: dict[tuple[str, str], str] = {}
         self._shipped: OrderedDict[str, None] = OrderedDict()
         """newest names under which decisions were handed on"""
+        self._say_damage()
         for entry, record in self.log.recovered:
             self._replay(entry, record)
         self.log.recovered.clear()
@@ -204,8 +222,12 @@ class Journal:
                     break
         found = []
         for each, text in chosen[:most]:
-            row = dict(self.log.read(each.entry)["row"])
-            found.append((each.decision_id, {**row, "result": text}))
+            try:
+                row = self._row(each)
+            except DamagedRecordError as error:
+                self._set_aside(each, error)
+            else:
+                found.append((each.decision_id, {**row, "result": text}))
         return found
 
     def shipped(self, name: str, ids: Sequence[str]) -> bool:
@@ -228,6 +250,46 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------ inside
 
+    def _say_damage(self) -> None:
+        where = f"; the bytes are in {self._aside}" if self._aside is not None else ""
+        if self.log.damaged:
+            self._say(f"{DAMAGE} {self.log.damaged:,} records of the journal cannot be read and are left out{where}")
+        if self.log.torn_bytes:
+            self._say(f"{DAMAGE} the journal's last {self.log.torn_bytes:,} bytes are no whole record{where}")
+        if self._taken.fault is not None:
+            self.damaged += 1
+            self._say(f"{DAMAGE} {self._taken.fault}")
+            if self._aside is not None:
+                with contextlib.suppress(OSError):
+                    self._aside.mkdir(parents=True, exist_ok=True)
+                    path = self.log.folder / TAKEN
+                    path.rename(self._aside / f"{path.stem}-{path.stat().st_mtime_ns}.bin")
+
+    def _row(self, known: Known) -> dict[str, Any]:
+        row = self.log.read(known.entry).get("row", {})
+        if row.get("decision_id") != known.decision_id:
+            path = self.log.path(known.entry.segment)
+            raise DamagedRecordError("another record is where it was", file=path, remedy="restore the file")
+        return dict(row)
+
+    def _set_aside(self, known: Known, error: DamagedRecordError) -> None:
+        """A decision that cannot be handed on does not hold up those behind it."""
+        try:
+            self.log.append({"k": "set_aside", "id": known.decision_id, "reason": error.message})
+        except LogFullError:
+            return  # it is due again
+        self.log.keep_aside(known.entry)
+        with self._lock:
+            self.damaged += 1
+            self._close_one(known.decision_id)
+        self._say(f"{DAMAGE} decision {known.decision_id} is not handed on: {error}")
+
+    def _close_one(self, decision_id: str) -> None:
+        known = self._known.get(decision_id)
+        if known is not None and not known.shipped:
+            known.shipped = True
+            self._close((known.line_id, known.order_id), decision_id)
+
     def _replay(self, entry: Entry, record: dict[str, Any]) -> None:
         kind = record.get("k")
         try:
@@ -238,6 +300,8 @@ class Journal:
             elif kind == "ended" and (record["line"], record["order"]) in self._open:
                 self._results[record["line"], record["order"]] = record["result"]
                 self._taken.ended((record["line"], record["order"]))
+            elif kind == "set_aside":
+                self._close_one(record["id"])
             elif kind == "shipped":
                 self._note_shipped(record["name"], record["ids"])
         except (KeyError, TypeError, ValueError) as error:
@@ -274,10 +338,7 @@ class Journal:
         while len(self._shipped) > REMEMBERED:
             self._shipped.popitem(last=False)
         for identifier in ids:
-            known = self._known.get(identifier)
-            if known is not None and not known.shipped:
-                known.shipped = True
-                self._close((known.line_id, known.order_id), identifier)
+            self._close_one(identifier)
         while len(self._known) > REMEMBERED and next(iter(self._known.values())).shipped:
             self._known.popitem(last=False)
 

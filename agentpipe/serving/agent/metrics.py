@@ -27,6 +27,7 @@ BUCKETS: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 GAUGES: Final = {
     "level": "rung of the ladder that is asked first, 0 is the top",
     "feedback_backlog": "decisions recorded here and not yet handed to the intake",
+    "journal_damaged": "records of the journal that were found damaged or torn since the start",
     "incidents_open": "incidents that are open",
     "ready": "1 where questions are answered",
     "complete": "1 where everything has been loaded in the background",

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 STREAM_FIELD: Final = b"row"
 """as in ``agentpipe.feedback.stream``, which need not be imported to write"""
 _ASIDE: Final = ".staged-"
+_UNFINISHED: Final = ".staging-"
+"""how ``agentpipe.storage`` calls what it has not written whole"""
 _LONGEST_PAUSE: Final = 60.0
 _LOOKED_BACK: Final = 4_000
 """entries of a stream among which those are looked for that were sent and not noted"""
@@ -37,8 +39,8 @@ _LOOKED_BACK: Final = 4_000
 class Sink(Protocol):
     """Where decisions go."""
 
-    def recover(self, journal: Journal) -> None:
-        """Finishes what a process before this one began."""
+    def recover(self, journal: Journal) -> Sequence[str]:
+        """Finishes what was begun; returns what a person should know, one line each."""
 
     def hand_on(self, name: str, ids: Sequence[str], rows: Sequence[bytes], journal: Journal) -> bool:
         """Hands rows (JSON objects) on under ``name`` and notes it; False where they stay due.
@@ -46,6 +48,9 @@ class Sink(Protocol):
         Raises:
             AgentpipeError, OSError: they stay due, or are noted and :meth:`recover` sends them.
         """
+
+    def waiting(self, journal: Journal) -> int:
+        """Decisions that the journal notes as handed on and that are not there yet."""
 
     def close(self) -> None:
         """Ends connections."""
@@ -62,25 +67,34 @@ class InboxSink:
     def __init__(self, outbox: Path, inbox: Path) -> None:
         self.outbox, self.inbox = outbox, inbox
 
-    def recover(self, journal: Journal) -> None:
-        """Sends what was noted, throws away what was not.
+    def recover(self, journal: Journal) -> list[str]:
+        """Sends what was noted, throws away what was not, passes over what is somebody else's.
 
         Raises:
             StoreError, OSError: the inbox cannot be written; call it again.
         """
         if not self.outbox.is_dir():
-            return
+            return []
+        foreign: list[str] = []
+        ready: list[Path] = []
         for path in sorted(self.outbox.iterdir()):
-            if path.name.startswith(_ASIDE):
+            if path.is_symlink() or not path.is_file():
+                foreign.append(path.name)
+            elif path.name.startswith(_ASIDE):
                 name = path.name.removeprefix(_ASIDE)
                 if journal.was_shipped(name):
-                    path.rename(self.outbox / name)
+                    ready.append(path.rename(self.outbox / name))
                 else:
                     path.unlink()
-            elif not path.name.endswith(".jsonl"):
+            elif path.name.startswith(_UNFINISHED):
                 path.unlink()  # not even written whole
-        for path in sorted(self.outbox.glob("*.jsonl")):
+            elif path.suffix == ".jsonl":
+                ready.append(path)
+            else:
+                foreign.append(path.name)
+        for path in ready:
             self._send(path)
+        return [f"{self.outbox} holds {name!r}, which is not the agent's: it is passed over" for name in foreign]
 
     def hand_on(self, name: str, ids: Sequence[str], rows: Sequence[bytes], journal: Journal) -> bool:
         """See :class:`Sink`."""
@@ -93,6 +107,16 @@ class InboxSink:
         aside.rename(ready)
         self._send(ready)
         return True
+
+    def waiting(self, journal: Journal) -> int:
+        """See :class:`Sink`: what lies in the outbox."""
+        count = 0
+        with contextlib.suppress(OSError):  # there is no outbox yet, or a file has just been sent
+            for path in self.outbox.glob("*.jsonl"):
+                staged = path.name.startswith(_ASIDE)
+                if path.is_file() and (not staged or journal.was_shipped(path.name.removeprefix(_ASIDE))):
+                    count += path.read_bytes().count(b"\n")
+        return count
 
     def _send(self, path: Path) -> None:
         with typed_os_errors(self.inbox):
@@ -125,10 +149,16 @@ class StreamSink:
         self._certain = False
         """whether nothing is in the stream that the journal does not know of"""
 
-    def recover(self, journal: Journal) -> None:
+    def recover(self, journal: Journal) -> list[str]:
         """What a process before this one sent and did not note is found by the next :meth:`hand_on`."""
         del journal
         self._certain = False
+        return []
+
+    def waiting(self, journal: Journal) -> int:
+        """See :class:`Sink`: what a stream has taken is there."""
+        del journal
+        return 0
 
     def hand_on(self, name: str, ids: Sequence[str], rows: Sequence[bytes], journal: Journal) -> bool:
         """See :class:`Sink`; the server's answer is the acknowledgement."""
@@ -173,7 +203,9 @@ class Shipper:
         agent: name of the agent, part of the names of files.
         after: how long an order's result is waited for.
         every: seconds between two looks, and what is waited for more after an order is over: few files, not one each.
-        now: UTC.
+        now: UTC; None: the journal's clock.
+        say: told what a person should know, one line.
+        on_trouble: told why handing on fails when that begins, and "" when it goes again.
     """
 
     def __init__(
@@ -184,15 +216,24 @@ class Shipper:
         agent: str,
         after: dt.timedelta = dt.timedelta(hours=1),
         every: float = 1.0,
-        now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC),
+        now: Callable[[], dt.datetime] | None = None,
+        say: Callable[[str], object] = str,
+        on_trouble: Callable[[str], object] = str,
     ) -> None:
         self.trouble = ""
         """why the last attempt failed; empty where it did not"""
         self._journal, self._sink, self._agent = journal, sink, agent
-        self._after, self._every, self._now = after, every, now
+        self._after, self._every, self._now = after, every, now or journal.clock.now
+        self._say, self._on_trouble = say, on_trouble
+        self._said: set[str] = set()
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._recovered = False
         self._thread = threading.Thread(target=self._work, name="outbox", daemon=True)
+
+    @property
+    def backlog(self) -> int:
+        """Decisions that have not reached the intake: those of the journal, and those on their way."""
+        return self._journal.backlog + self._sink.waiting(self._journal)
 
     def start(self) -> None:
         """Begins to look."""
@@ -217,7 +258,10 @@ class Shipper:
             AgentpipeError, OSError: see :class:`Sink`.
         """
         if not self._recovered:
-            self._sink.recover(self._journal)
+            for text in self._sink.recover(self._journal):
+                if text not in self._said:
+                    self._said.add(text)
+                    self._say(text)
             self._recovered = True
         count = 0
         while due := self._journal.due(self._now(), self._after):
@@ -241,11 +285,20 @@ class Shipper:
             self._journal.log.tend()
             try:
                 self.ship()
-                self.trouble, pause = "", self._every
-            except (AgentpipeError, OSError) as error:
-                self.trouble, pause = str(error), min(2 * pause, _LONGEST_PAUSE)
+                self._note("")
+                pause = self._every
+            except Exception as error:  # noqa: BLE001 - a thread that dies of it would hand on nothing any more
+                known = isinstance(error, AgentpipeError | OSError)
+                self._note(str(error) if known and str(error) else f"{type(error).__name__}: {error}")
+                pause = min(2 * pause, _LONGEST_PAUSE)
             if last:
                 return
+
+    def _note(self, trouble: str) -> None:
+        before, self.trouble = self.trouble, trouble
+        if bool(before) != bool(trouble):
+            with contextlib.suppress(Exception):  # whoever is told may fail (a closed terminal)
+                self._on_trouble(trouble)
 
 
 def _copy(path: Path, target: Path) -> None:

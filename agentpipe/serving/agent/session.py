@@ -50,6 +50,8 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 FOLLOWED: Final = "the policy changed:"
 NOT_FOLLOWED: Final = "the policy did not change:"
 """what is said of another champion begins like this"""
+FEEDBACK: Final = "feedback"
+"""the part that is lost while decisions cannot be handed on"""
 _HOLDS: Final = 1_000_000
 """times that the fallback may repeat an action: what limits it is the diagnosis after five late steps"""
 
@@ -131,7 +133,7 @@ class Session:
         *rungs, rules = declared_rungs(policy, settings.agent.triton)
         self.generations = Generations(policy, rungs)
         limits = self._interlocks()
-        self.journal = Journal(self.folder / "journal")
+        self.journal = Journal(self.folder / "journal", damaged=self.folder / "damaged", say=self.say)
         self._stack.callback(self.journal.close)
         self.line = line or self._open_line()
         self._stack.callback(self.line.close)
@@ -155,6 +157,7 @@ class Session:
             others=[Part("champion", self.follower.probe)],
             ready=[rungs[-1].name],
             on_change=self._changed,
+            say=self.say,
         )
         self.maker = MemoryMaker()
         self._stack.callback(self.maker.close)
@@ -162,7 +165,13 @@ class Session:
         self._stack.callback(self.healing.close)
         self._stack.callback(self._end_shadow)
         self._stack.callback(self.follower.close)
-        self.shipper = Shipper(self.journal, self._sink(), agent=options.name)
+        self.shipper = Shipper(
+            self.journal,
+            self._sink(),
+            agent=options.name,
+            say=self.say,
+            on_trouble=lambda why: self.healing.tell(FEEDBACK, why),
+        )
         self._stack.callback(self.shipper.close)
         self.runtime = Runtime(
             self.line,
@@ -180,7 +189,8 @@ class Session:
         self._stack.callback(self.runtime.close)
         self.runtime.refresh()
         gauges = {
-            "feedback_backlog": lambda: self.journal.backlog,
+            "feedback_backlog": lambda: self.shipper.backlog,
+            "journal_damaged": lambda: self.journal.damaged,
             "ready": lambda: float(self.runtime.working),
             "complete": lambda: float(self.complete.is_set()),
             "takeover": lambda: float(self.runtime.taken_over > 0),
@@ -230,6 +240,8 @@ class Session:
             "level": {"index": level.index, "name": level.name},
             "feedback_trouble": self.shipper.trouble,
             **self.runtime.figures(),
+            "backlog": self.shipper.backlog,
+            "journal_damaged": self.journal.damaged,
         }
 
     # ------------------------------------------------------------------------------------------- inside

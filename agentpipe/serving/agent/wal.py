@@ -19,7 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.errors import CorruptError, StoreError, VersionError
-from agentpipe.storage import typed_os_errors
+from agentpipe.storage import digest_bytes, typed_os_errors, write_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,15 +27,22 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 _NAME: Final = re.compile(r"journal-(\d{8})\.log")
+_START: Final = re.compile(rb'[0-9a-f]{8} \{"k"')
 _HEAD: Final = 9
 """bytes before the JSON of a record"""
 _RETRY_SECONDS: Final = 1.0
+_MOST_ASIDE: Final = 1_000
+"""pieces of damage that are kept"""
 _UNFLUSHED: Final = 16
 """times as many may be written and not flushed: they survive the process"""
 
 
 class LogFullError(StoreError):
     """Raised when neither the disk nor the memory set aside takes another record; nothing was recorded."""
+
+
+class DamagedRecordError(CorruptError):
+    """Raised when a record is not on the disk as it was written, and never will be."""
 
 
 class Entry:
@@ -75,6 +82,7 @@ class Log:
         folder: made where it is missing.
         segment_bytes: size from which the next segment begins.
         most_waiting: records that wait in memory to be written, at most.
+        aside: folder where damaged bytes are kept; None: nowhere.
 
     Attributes:
         recovered: what :meth:`recover` found, in order: entry and record; emptied by the caller.
@@ -86,8 +94,10 @@ class Log:
         DiskFullError, HomeError: the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, *, segment_bytes: int = 4 << 20, most_waiting: int = 512) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, *, segment_bytes: int = 4 << 20, most_waiting: int = 512, aside: Path | None = None
+    ) -> None:
+        self.folder, self._aside = folder, aside
         self.damaged = self.torn_bytes = 0
         self.recovered: list[tuple[Entry, dict[str, Any]]] = []
         self._segment_bytes, self._most = segment_bytes, most_waiting
@@ -256,7 +266,8 @@ class Log:
         """The record of an entry.
 
         Raises:
-            CorruptError: its segment is gone or damaged.
+            DamagedRecordError: its segment is gone, or the record is damaged.
+            CorruptError: it cannot be read now.
         """
         data = entry.data
         path = self.path(entry.segment)
@@ -265,12 +276,20 @@ class Log:
                 with path.open("rb") as file:
                     file.seek(entry.offset)
                     data = file.read(entry.length)
+            except FileNotFoundError as error:
+                raise DamagedRecordError("the segment is gone", file=path, remedy="restore it") from error
             except OSError as error:
                 raise CorruptError(f"cannot be read: {error.strerror}", file=path, remedy="restore it") from error
         record = decode(data)
         if record is None:
-            raise CorruptError("a record is damaged", file=path, offset=entry.offset, remedy="restore the file")
+            raise DamagedRecordError("a record is damaged", file=path, offset=entry.offset, remedy="restore the file")
         return record
+
+    def keep_aside(self, entry: Entry) -> None:
+        """Keeps the bytes of a record that is damaged."""
+        with contextlib.suppress(OSError), self.path(entry.segment).open("rb") as file:
+            file.seek(entry.offset)
+            self._keep(entry.segment, entry.offset, file.read(entry.length))
 
     @property
     def trouble(self) -> str:
@@ -348,24 +367,48 @@ class Log:
         except OSError as error:
             raise CorruptError(f"cannot be read: {error.strerror}", file=path, remedy="restore it") from error
         end = offset = bad = 0
-        for line in _lines(data):
-            record = decode(line)
+        for line, record in _records(data):
             if record is None:
                 bad += 1
             else:
+                self._keep(number, end, data[end:offset])
                 self._check(record, path)
                 if record.get("k") != "log":
                     self.recovered.append((Entry(0, None, number, offset, len(line)), record))
                 self.damaged, bad, end = self.damaged + bad, 0, offset + len(line)
             offset += len(line)
+        self._keep(number, end, data[end:])
         if not last:
             self.damaged += bad
         return end
+
+    def _keep(self, segment: int, offset: int, data: bytes) -> None:
+        """Keeps damaged bytes for a person, under a name that says where they were; the same ones once."""
+        if not data or self._aside is None:
+            return
+        path = self._aside / f"{self.path(segment).stem}-{offset}-{digest_bytes(data)[:8]}.bin"
+        with contextlib.suppress(StoreError, OSError):  # on a full disk what is whole matters more
+            if not path.exists() and (not self._aside.is_dir() or len(list(self._aside.iterdir())) < _MOST_ASIDE):
+                write_bytes(path, data)
 
     def _check(self, record: dict[str, Any], path: Path) -> None:
         if record.get("k") == "log" and record.get("format") != FORMAT:
             text = f"journal format {record.get('format')!r}, this program reads {FORMAT}"
             raise VersionError(text, file=path, remedy="use the agentpipe that wrote it, or another --name")
+
+
+def _records(data: bytes) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Each line with its record, None where it is damaged; a whole record behind damage without line end is found."""
+    for line in _lines(data):
+        start, record = 0, decode(line)
+        if record is None:
+            for match in _START.finditer(line, 1):
+                record = decode(line[match.start() :])
+                if record is not None:
+                    start = match.start()
+                    yield line[:start], None
+                    break
+        yield line[start:], record
 
 
 def _lines(data: bytes) -> Iterator[bytes]:

@@ -103,6 +103,22 @@ def test_a_line_that_cannot_be_reached_is_lost(deciders, tmp_path):
         until(lambda: healing.degraded() == {"line": "cut"})
 
 
+def test_what_nobody_probes_is_degraded_and_an_incident_while_it_is_told_so(deciders, tmp_path):
+    told = []
+    with heal(deciders, tmp_path, told) as healing:
+        healing.tell("feedback", "no inbox")
+        assert healing.degraded() == {"feedback": "no inbox"}
+        assert healing.incidents.open_count == 1
+        healing.tell("feedback", "")
+        assert healing.degraded() == {}
+        assert [(change.part, change.up) for change in told if change.part == "feedback"] == [
+            ("feedback", False),
+            ("feedback", True),
+        ]
+    (found,) = [each for each in read_incidents(tmp_path / "incidents") if each.part == "feedback"]
+    assert found.status == "closed"
+
+
 def test_somebody_who_fails_when_told_ends_no_watch(deciders, tmp_path):
     def broken(change):
         raise BrokenPipeError("closed terminal")

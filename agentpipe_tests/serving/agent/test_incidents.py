@@ -192,6 +192,69 @@ def test_a_damaged_file_is_left_out(tmp_path, text):
     assert read_incidents(tmp_path) == []
 
 
+GOOD = Incident("20260101T000000-disk", "a", "disk", dt.datetime(2026, 1, 1, tzinfo=dt.UTC), losses=1).to_json()
+DAMAGE = [
+    *({"opened": value} for value in ("2026-01-01T00:00:00", 5, None, "tomorrow")),
+    *({"ended": value} for value in ("2026-01-01T00:00:00", 5, [])),
+    *({"events": value} for value in (None, 3, [["2026-01-01T00:00:00", "x"]], [["x"]], [[1, 2]], [["a", ["b"]]])),
+    *({"decided": value} for value in (None, ["a"], {"local": "x"}, {"local": -1}, {"local": 1.5}, {"a\n": 1})),
+    *({"latency_sum": value} for value in ("x", None, -1.0, True, [])),
+    *({"name": value} for value in ("../../evil", "a/b", "a\x00b", "", 3, None, "20260101T000000-other", "..")),
+    *({"part": value} for value in (7, None, "", "a\x00", "a\nb")),
+    *({"status": value} for value in ("zzz", None)),
+    *({"losses": value} for value in ("1", 1.5, -1, 10**30)),
+    {"more": 1},
+]
+
+
+def test_a_malformed_incident_is_left_out_and_said_and_costs_no_other(books, tmp_path):
+    """Each kind of damage under a name of its own, in one folder with one that is good."""
+    folder, said = tmp_path / "agent" / "incidents", []
+    folder.mkdir(parents=True)
+    (folder / "20260101T000000-disk.json").write_text(json.dumps(GOOD))
+    for number, change_of in enumerate(DAMAGE):
+        name = f"20260102T{number:06d}-disk"
+        (folder / f"{name}.json").write_text(json.dumps({**GOOD, "name": name, **change_of}))
+    (folder / "20260103-folder.json").mkdir()
+    (folder / "20260103-link.json").symlink_to(folder / "20260101T000000-disk.json")
+    os.mkfifo(folder / "20260103-pipe.json")
+    (folder / "20260103-deep.json").write_text("[" * 100_000)
+    (folder / "20260103-long.json").write_text(json.dumps({**GOOD, "events": [["x", "y" * incidents.LARGEST]]}))
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    book = books(folder, QUICK, say=said.append)
+    until(lambda: [each.status for each in read_incidents(folder)] == ["interrupted"])
+    book.note(change())
+    until(lambda: len(read_incidents(folder)) == 2)
+    assert sorted(each.part for each in read_incidents(folder)) == ["disk", "triton"]
+    new = {path.name for path in tmp_path.rglob("*")} - set(before)
+    assert all(name.endswith(("-triton.md", "-triton.json")) or name == "20260101T000000-disk.md" for name in new)
+    faults = []
+    read_incidents(folder, faults)
+    assert len(faults) == len(DAMAGE) + 5
+    assert [text.partition(":")[0] for text in said[:5]] == ["an incident is left out"] * 5
+    assert said[5] == f"{len(faults) - 5} more incidents are left out"
+
+
+def test_an_incident_that_cannot_be_written_costs_no_other(books, tmp_path, monkeypatch):
+    said = []
+    book = books(tmp_path, QUICK, say=said.append)
+    book.note(change("first", reason="half a character: \ud800"))
+    until(lambda: any("is not kept" in text for text in said))
+    with monkeypatch.context() as patch:
+        patch.setattr(incidents, "report", lambda *_: 1 / 0)
+        book.note(change("second"))
+        until(lambda: stored(tmp_path) == [("second", "open")])
+    (path,) = tmp_path.glob("*second.md")
+    assert "No report: ZeroDivisionError" in path.read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr(IncidentBook, "_settle", lambda _: 1 / 0)
+        book.note(change("third"))
+        until(lambda: any("are not written: ZeroDivisionError" in text for text in said))
+    monkeypatch.setattr(incidents, "_SAVE_EVERY", 0.01)
+    book.note(change("fourth"))
+    until(lambda: {part for part, _ in stored(tmp_path)} == {"second", "third", "fourth"})
+
+
 # Clocks.
 
 

@@ -105,6 +105,48 @@ def test_a_tail_of_garbage_is_no_record(tmp_path):
     assert records(tmp_path) == ([0, 1, 2], 0, 15)
 
 
+def test_what_is_damaged_is_said_at_the_start_and_its_bytes_are_kept(tmp_path):
+    folder, aside, said = tmp_path / "journal", tmp_path / "damaged", []
+    filled(folder)
+    (segment,) = folder.iterdir()
+    whole = segment.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    bad = [lines[1].replace(b'"n":0', b'"n":5'), lines[2][:9] + b"\x00" + lines[2][10:]]
+    segment.write_bytes(lines[0] + bad[0] + bad[1] + lines[3] + b"torn")
+    (folder / "taken.log").write_bytes(b"what limits count")
+    for starts in (1, 2):
+        journal = Journal(folder, damaged=aside, say=said.append)
+        journal.close()
+        assert sorted(path.read_bytes() for path in aside.iterdir()) == sorted(
+            [bad[0] + bad[1], b"torn", b"what limits count"]
+        )
+        assert journal.damaged == (4 if starts == 1 else 2)
+    assert [text.startswith("damage: ") for text in said] == [True] * 4
+    assert said[0] == f"damage: 2 records of the journal cannot be read and are left out; the bytes are in {aside}"
+    assert said[1].startswith("damage: the journal's last 4 bytes are no whole record")
+    assert "what limits count is damaged" in said[2]
+    assert said[3] == said[0]
+
+
+def test_a_journal_that_is_whole_says_nothing(tmp_path):
+    said = []
+    for number in range(2):
+        journal = Journal(tmp_path / "journal", damaged=tmp_path / "damaged", say=said.append)
+        decide(journal, number)
+        journal.close()
+    assert (said, journal.damaged, (tmp_path / "damaged").exists()) == ([], 0, False)
+
+
+@pytest.mark.parametrize("kind", ["zeros", "no line end"])
+def test_damage_without_a_line_end_does_not_hide_the_next_record(tmp_path, kind):
+    filled(tmp_path)
+    (segment,) = tmp_path.iterdir()
+    lines = segment.read_bytes().splitlines(keepends=True)
+    lines[2] = bytes(len(lines[2])) if kind == "zeros" else lines[2][:-1] + b"?"
+    segment.write_bytes(b"".join(lines))
+    assert records(tmp_path) == ([0, 2], 1, 0)
+
+
 def test_damage_in_the_middle_is_counted_and_hides_nothing_behind_it(tmp_path):
     filled(tmp_path)
     (segment,) = tmp_path.iterdir()

@@ -210,6 +210,140 @@ def wait_for(condition, seconds=30.0):
         time.sleep(0.01)
 
 
+def flipped(path, where):
+    """Changes one byte of a record on the disk."""
+    data = bytearray(path.read_bytes())
+    data[data.index(where.encode()) + len(where)] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "zeros"])
+def test_a_record_that_is_damaged_on_the_disk_holds_up_no_other(tmp_path, damage):
+    home, said = Home(tmp_path), []
+    journal = Journal(home.agent / "journal", damaged=tmp_path / "damaged", say=said.append)
+    expected = played(journal)
+    (segment,) = (home.agent / "journal").glob("*.log")
+    if damage == "flipped":
+        flipped(segment, '"decision_id":"l1-o0-1')
+    else:
+        (entry,) = (known.entry for known in journal.decisions() if known.decision_id == "l1-o0-1")
+        data = bytearray(segment.read_bytes())
+        data[entry.offset : entry.offset + entry.length] = bytes(entry.length)
+        segment.write_bytes(data)
+    assert home.shipper(journal).ship() == 3
+    assert (journal.backlog, journal.damaged) == (0, 1)
+    assert said[0].startswith("damage: decision l1-o0-1 is not handed on: a record is damaged")
+    assert len(list((tmp_path / "damaged").iterdir())) == 1
+    journal.close()
+    journal = Journal(home.agent / "journal", damaged=tmp_path / "damaged", say=said.append)
+    assert home.shipper(journal).ship() == 0
+    assert home.taken() == [each for each in expected if each[0] != "l1-o0-1"]
+    assert len(list((tmp_path / "damaged").iterdir())) == 1, "the same bytes are kept once"
+    assert said[1].startswith("damage: 1 records of the journal cannot be read")
+    journal.close()
+
+
+def test_a_segment_that_is_gone_costs_its_decisions_alone(tmp_path):
+    home, said = Home(tmp_path), []
+    journal = Journal(home.agent / "journal", say=said.append, segment_bytes=1)
+    expected = played(journal)
+    entry = next(known.entry for known in journal.decisions())
+    journal.log.path(entry.segment).unlink()
+    home.shipper(journal).ship()
+    assert home.taken() == expected[1:]
+    assert len(said) == 1
+    assert "the segment is gone" in said[0]
+    journal.close()
+
+
+def test_a_disk_that_cannot_be_read_now_costs_no_decision(tmp_path, monkeypatch):
+    home = Home(tmp_path)
+    journal = home.journal()
+    expected = played(journal)
+    with monkeypatch.context() as patch:
+        real = pathlib.Path.open
+
+        def failing(path, *arguments):
+            if path.suffix == ".log":
+                raise OSError(errno.EIO, "Input/output error")
+            return real(path, *arguments)
+
+        patch.setattr(pathlib.Path, "open", failing)
+        with pytest.raises(StoreError, match="Input/output error"):
+            home.shipper(journal).ship()
+    assert journal.backlog == 4
+    home.shipper(journal).ship()
+    assert home.taken() == expected
+    journal.close()
+
+
+def test_what_is_not_the_agents_in_the_outbox_is_passed_over_and_said_once(tmp_path):
+    home, said = Home(tmp_path), []
+    outbox = home.agent / "outbox"
+    for name in ("folder", "folder.jsonl", ".staged-folder.jsonl"):
+        (outbox / name).mkdir(parents=True)
+    (outbox / "notes.txt").write_text("mine")
+    (outbox / "link.jsonl").symlink_to(outbox / "notes.txt")
+    (outbox / ".staging-xyz").write_text("half")
+    journal = home.journal()
+    expected = played(journal)
+    shipper = home.shipper(journal, say=said.append)
+    shipper.ship()
+    shipper._recovered = False
+    shipper.ship()
+    assert home.taken() == expected
+    left = {"folder", "folder.jsonl", ".staged-folder.jsonl", "notes.txt", "link.jsonl"}
+    assert {path.name for path in outbox.iterdir()} == left
+    assert len(said) == len(left)
+    assert all("is passed over" in text for text in said)
+    journal.close()
+
+
+def test_trouble_in_handing_on_is_said_when_it_begins_and_ends_and_what_waits_is_counted(tmp_path):
+    home, said = Home(tmp_path), []
+    journal = home.journal()
+    expected = played(journal)
+    home.inbox.parent.mkdir()
+    home.inbox.touch()  # a file lies where the inbox belongs
+    shipper = home.shipper(journal, every=0.01, on_trouble=said.append)
+    assert shipper.backlog == 4
+    shipper.start()
+    wait_for(lambda: said)
+    assert (journal.backlog, shipper.backlog) == (0, 4), "what lies in the outbox has not arrived"
+    assert home.shipper(journal).backlog == 4, "also after a restart"
+    home.inbox.unlink()
+    shipper.wake()
+    wait_for(lambda: len(said) == 2)
+    assert shipper.backlog == 0
+    assert said[0]
+    assert said[1] == ""
+    shipper.close()
+    journal.close()
+    assert home.taken() == expected
+
+
+def test_whatever_a_sink_raises_the_thread_goes_on(tmp_path):
+    home, said = Home(tmp_path), []
+    journal = home.journal()
+    expected = played(journal)
+    shipper = home.shipper(journal, every=0.01, on_trouble=lambda why: (said.append(why), 1 / 0))
+    real = shipper._sink.hand_on
+    failures = [ValueError("odd"), RecursionError("deep")]
+
+    def odd(*arguments):
+        if failures:
+            raise failures.pop()
+        return real(*arguments)
+
+    shipper._sink.hand_on = odd
+    shipper.start()
+    wait_for(lambda: len(said) == 2)
+    shipper.close()
+    journal.close()
+    assert said == ["RecursionError: deep", ""]
+    assert home.taken() == expected
+
+
 @pytest.fixture
 def redis_url():
     with redis_server() as server:

@@ -23,6 +23,7 @@ from agentpipe.feedback.rules import Rules
 from agentpipe.feedback.schema import FeedbackShape
 from agentpipe.feedback.store import days, decisions_of, quarantine_counts
 from agentpipe.learning.champion import ChampionStore
+from agentpipe.serving.agent.incidents import read_incidents
 from agentpipe.serving.agent.operator import tell_line
 from agentpipe.serving.agent.remember import memory_folder, remember
 from agentpipe.serving.agent.session import AgentOptions, Session, champion_bundle
@@ -231,6 +232,25 @@ with Session(options, load_settings(home=Path({str(tmp_path)!r}))) as session:
 
 
 # --------------------------------------------------------------------------------------- the command line
+
+
+def test_trouble_in_handing_on_is_said_degrades_and_is_an_incident_until_it_ends(tmp_path, bundle):
+    inbox = tmp_path / "feedback" / "inbox"
+    inbox.parent.mkdir()
+    inbox.touch()  # a file lies where the inbox belongs
+    with running_line(2, seconds=30.0, orders=4) as running, Working(running.url, bundle, tmp_path) as agent:
+        session = agent.session
+        wait_for(lambda: "feedback" in session.figures()["degraded"])
+        running.wait()
+        wait_for(lambda: not session.runtime.connected)
+        assert session.figures()["backlog"] >= len(done_by_agent(running)) > 0
+        inbox.unlink()
+        session.shipper.wake()
+        wait_for(lambda: "feedback" not in session.figures()["degraded"])
+    feedback = [text for text in agent.said if text.startswith("feedback is ")]
+    assert feedback[0].startswith("feedback is lost: ")
+    assert feedback[1] == "feedback is back: it works again"
+    assert "feedback" in {each.part for each in read_incidents(tmp_path / "agent" / "agent" / "incidents")}
 
 
 def command(*arguments, home):
