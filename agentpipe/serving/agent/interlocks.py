@@ -268,6 +268,8 @@ def _interlock(entry: _Entry, vocabulary: Vocabulary, action_count: int) -> Inte
     name = entry.text("name")
     if name is None:
         raise entry.fault("name", "is missing")
+    if not name.isprintable():
+        raise entry.fault("name", "a text of one line is expected")
     at_most, per = entry.content.get("at_most"), entry.text("per")
     whole = isinstance(at_most, int) and not isinstance(at_most, bool)
     if at_most is not None and not (whole and 1 <= at_most <= MOST_TIMES):

@@ -184,6 +184,8 @@ def test_json_says_the_same_as_toml(tmp_path):
         ("interlock = 3", "interlock"),
         ('title = "x"\n[[interlock]]\nname = "a"\nactions = ["start"]', "interlock"),
         ('[[interlock]]\nactions = ["start"]', "interlock 1, name"),
+        ('[[interlock]]\nname = "a\\nb"\nactions = ["start"]', "interlock 1, name"),
+        ('[[interlock]]\nname = "a"\nactions = ["start"]\nat_most = 100001\nper = "day"', "interlock 1, at_most"),
         ('[[interlock]]\nname = "a"', "interlock 1, actions"),
         ('[[interlock]]\nname = "a"\nactions = []', "interlock 1, actions"),
         ('[[interlock]]\nname = "a"\nactions = ["strat"]', "interlock 1, actions"),
