@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from agentpipe.serving.inputs import PolicyInputs
+    from agentpipe.serving.signature import Signature
 
 _DTYPES: Final = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
 Outputs = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32]]
@@ -51,6 +52,31 @@ def open_session(path: Path, *, optimised: Path | None = None) -> onnxruntime.In
     except refusals as error:
         remedy = "build the bundle again"
         raise BundleError(f"ONNX Runtime refuses the graph: {error}", file=path, remedy=remedy) from error
+
+
+def check_session(session: onnxruntime.InferenceSession, signature: Signature, file: Path) -> None:
+    """Holds inputs and outputs of a graph that is loaded against the signature.
+
+    Raises:
+        BundleError: a name, dtype or dimension differs, or the batch dimension is fixed.
+    """
+    remedy = "build the bundle again"
+    sides = (
+        ("input", signature.inputs, session.get_inputs()),
+        ("output", signature.outputs, session.get_outputs()),
+    )
+    for kind, specs, values in sides:
+        names = [[each.name for each in entries] for entries in (specs, values)]
+        if names[0] != names[1]:
+            text = f"{kind}s are {names[0]} in the signature, {names[1]} in the graph"
+            raise BundleError(text, file=file, field=kind, remedy=remedy)
+        for spec, value in zip(specs, values, strict=True):
+            if not value.shape or isinstance(value.shape[0], int):
+                text = f"the graph's batch dimension is fixed at {value.shape[0] if value.shape else 'none'}"
+                raise BundleError(text, file=file, field=spec.name, remedy=remedy)
+            if tuple(value.shape[1:]) != spec.dims or _DTYPES.get(value.type) != spec.numpy:
+                text = f"{value.type}{value.shape} in the graph, {spec.dtype}{list(spec.dims)} in the signature"
+                raise BundleError(text, file=file, field=spec.name, remedy=remedy)
 
 
 def run_session(session: onnxruntime.InferenceSession, inputs: PolicyInputs, batch: int) -> Outputs:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import onnx
-    from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput, ModelWarmup
+    from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelWarmup
 
 MAX_BATCH: Final = 64
 PREFERRED_BATCHES: Final = (16, 32, 64)
@@ -110,6 +110,32 @@ def read_config(path: Path) -> ModelConfig:
         raise BundleError(f"not a Triton model configuration: {error}", file=path, remedy=_REMEDY) from error
 
 
+def _check_config(config: ModelConfig, signature: Signature, file: Path) -> None:
+    """Holds a configuration against the signature alone.
+
+    Raises:
+        BundleError: a name, dtype or dimension differs, the dimensions include the batch, or there is no batching.
+    """
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    if config.max_batch_size < 1:
+        raise BundleError("max_batch_size is 0: no batching", file=file, field="max_batch_size", remedy=_REMEDY)
+    sides = (("input", signature.inputs, config.input), ("output", signature.outputs, config.output))
+    for kind, specs, configured in sides:
+        names = [[entry.name for entry in entries] for entries in (specs, configured)]
+        if names[0] != names[1]:
+            text = f"{kind}s are {names[0]} in the signature, {names[1]} in the configuration"
+            raise BundleError(text, file=file, field=kind, remedy=_REMEDY)
+        for spec, entry in zip(specs, configured, strict=True):
+            if tuple(entry.dims) != spec.dims:
+                text = f"dims {list(entry.dims)} in the configuration, {list(spec.dims)} in the signature"
+                remedy = "the configuration's dims leave the batch dimension out"
+                raise BundleError(text, file=file, field=spec.name, remedy=remedy)
+            if entry.data_type != pb.DataType.Value(TRITON_TYPES[spec.dtype]):
+                text = f"{pb.DataType.Name(entry.data_type)} in the configuration, {spec.dtype} in the signature"
+                raise BundleError(text, file=file, field=spec.name, remedy=_REMEDY)
+
+
 def cross_check(config: ModelConfig, model: onnx.ModelProto, signature: Signature, file: Path) -> None:
     """Holds configuration, graph and signature against one another.
 
@@ -117,38 +143,31 @@ def cross_check(config: ModelConfig, model: onnx.ModelProto, signature: Signatur
         BundleError: a name, dtype or dimension differs; the graph's batch dimension is fixed; or the configuration's
             dimensions include the batch.
     """
+    _check_config(config, signature, file)
     graph = model.graph
     weights = {tensor.name for tensor in graph.initializer}
     sides = (
-        ("input", signature.inputs, config.input, [value for value in graph.input if value.name not in weights]),
-        ("output", signature.outputs, config.output, list(graph.output)),
+        ("input", signature.inputs, [value for value in graph.input if value.name not in weights]),
+        ("output", signature.outputs, list(graph.output)),
     )
-    if config.max_batch_size < 1:
-        raise BundleError("max_batch_size is 0: no batching", file=file, field="max_batch_size", remedy=_REMEDY)
-    for kind, specs, configured, values in sides:
-        names = [[entry.name for entry in entries] for entries in (specs, configured, values)]
-        if not names[0] == names[1] == names[2]:
-            text = f"{kind}s are {names[0]} in the signature, {names[1]} in the configuration, {names[2]} in the graph"
+    for kind, specs, values in sides:
+        names = [[entry.name for entry in entries] for entries in (specs, values)]
+        if names[0] != names[1]:
+            text = f"{kind}s are {names[0]} in the signature, {names[1]} in the graph"
             raise BundleError(text, file=file, field=kind, remedy=_REMEDY)
-        for spec, entry, value in zip(specs, configured, values, strict=True):
-            _cross_check_tensor(spec, entry, value, file)
+        for spec, value in zip(specs, values, strict=True):
+            _check_graph_tensor(spec, value, file)
 
 
-def _cross_check_tensor(
-    spec: TensorSpec, entry: ModelInput | ModelOutput, value: onnx.ValueInfoProto, file: Path
-) -> None:
-    from tritonclient.grpc import model_config_pb2 as pb
-
+def _check_graph_tensor(spec: TensorSpec, value: onnx.ValueInfoProto, file: Path) -> None:
     tensor = value.type.tensor_type
     shape = [dim.dim_param or dim.dim_value for dim in tensor.shape.dim]
     if not shape or not isinstance(shape[0], str):
         text = f"the graph's batch dimension is fixed at {shape[0] if shape else 'none'}"
         raise BundleError(text, file=file, field=spec.name, remedy="export with a symbolic first dimension")
-    if tuple(shape[1:]) != spec.dims or tuple(entry.dims) != spec.dims:
-        text = f"dims {list(entry.dims)} in the configuration, {shape} in the graph, {list(spec.dims)} in the signature"
-        remedy = "the configuration's dims leave the batch dimension out"
-        raise BundleError(text, file=file, field=spec.name, remedy=remedy)
-    if tensor.elem_type != ONNX_TYPES[spec.dtype] or entry.data_type != pb.DataType.Value(TRITON_TYPES[spec.dtype]):
-        found = pb.DataType.Name(entry.data_type)
-        text = f"{found} in the configuration, ONNX type {tensor.elem_type} in the graph, {spec.dtype} in the signature"
+    if tuple(shape[1:]) != spec.dims:
+        text = f"dims {shape} in the graph, {list(spec.dims)} in the signature"
+        raise BundleError(text, file=file, field=spec.name, remedy=_REMEDY)
+    if tensor.elem_type != ONNX_TYPES[spec.dtype]:
+        text = f"ONNX type {tensor.elem_type} in the graph, {spec.dtype} in the signature"
         raise BundleError(text, file=file, field=spec.name, remedy=_REMEDY)

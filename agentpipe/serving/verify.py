@@ -6,19 +6,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from agentpipe.errors import BundleError, CorruptError
+from agentpipe.errors import BundleError
 from agentpipe.serving import layout
 from agentpipe.serving.export import unsupported_operators
 from agentpipe.serving.parity import summarise
 from agentpipe.serving.reference import read_reference, replay_reference
 from agentpipe.serving.runtime import open_session
-from agentpipe.serving.signature import Signature
-from agentpipe.serving.triton_config import MODEL_FILE, cross_check, read_config
-from agentpipe.storage import read_json
+from agentpipe.serving.statements import read_statements
+from agentpipe.serving.triton_config import cross_check, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import onnx
 
 _REMEDY: Final = "build the bundle again"
@@ -57,34 +54,22 @@ def verify_bundle(path: Path) -> VerifyReport:
         BundleError: something is missing, extra, altered or inconsistent; the message names the file.
         ParityError: the graph's answers differ from the recorded ones.
     """
-    hashes = layout.check_files(path)
-    provenance = _json_object(path, layout.PROVENANCE)
-    if provenance.get("format") != layout.FORMAT:
-        found = provenance.get("format")
-        raise BundleError(
-            f"bundle format {found!r}", file=layout.PROVENANCE, remedy=f"this program reads {layout.FORMAT}"
-        )
-    name, version, promotable, reasons = _identity(provenance)
-    signature = Signature.from_json(_json_object(path, layout.SIGNATURE), layout.SIGNATURE)
-    config_file, graph_file = f"{name}/{layout.CONFIG}", f"{name}/{version}/{MODEL_FILE}"
-    expected = {layout.PROVENANCE, layout.SIGNATURE, layout.REFERENCE, layout.MEASUREMENTS, config_file, graph_file}
-    for file in sorted(expected ^ hashes.keys()):
-        text = "file is missing" if file in expected else "file does not belong into a bundle"
-        raise BundleError(text, file=file, remedy=_REMEDY)
-    config = read_config(path / config_file)
-    if config.name != name:
-        raise BundleError(f"model is called {config.name!r} in folder {name!r}", file=config_file, remedy=_REMEDY)
-    cross_check(config, _graph(path / graph_file, graph_file), signature, Path(config_file))
-    inputs, outputs = read_reference(path / layout.REFERENCE, signature)
-    figures = summarise(replay_reference(open_session(path / graph_file), inputs, outputs))
+    said = read_statements(path)
+    config = read_config(path / said.config)
+    if config.name != said.model_name:
+        text = f"model is called {config.name!r} in folder {said.model_name!r}"
+        raise BundleError(text, file=said.config, remedy=_REMEDY)
+    cross_check(config, _graph(path / said.graph, said.graph), said.signature, Path(said.config))
+    inputs, outputs = read_reference(path / layout.REFERENCE, said.signature)
+    figures = summarise(replay_reference(open_session(path / said.graph), inputs, outputs))
     return VerifyReport(
         path=str(path),
-        digest=layout.content_digest(hashes),
-        model_name=name,
-        version=version,
-        promotable=promotable,
-        reasons=reasons,
-        files=len(hashes) + 1,
+        digest=said.digest,
+        model_name=said.model_name,
+        version=said.version,
+        promotable=said.promotable,
+        reasons=said.reasons,
+        files=len(said.hashes) + 1,
         size_bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
         reference_rows=len(inputs),
         max_abs_probability=figures.max_abs_probability,
@@ -113,30 +98,6 @@ def check_bundle(path: Path, digest: str) -> VerifyReport:
     if report is None:
         raise BundleError(f"the bundle there is {found[:12]}, not {digest[:12]}", bundle=path, remedy=remedy)
     return report
-
-
-def _json_object(root: Path, name: str) -> Mapping[str, Any]:
-    try:
-        content = read_json(root / name)
-    except CorruptError as error:
-        raise BundleError(error.message, file=name, remedy=_REMEDY) from error
-    if not isinstance(content, dict):
-        raise BundleError("not a JSON object", file=name, remedy=_REMEDY)
-    return content
-
-
-def _identity(provenance: Mapping[str, Any]) -> tuple[str, int, bool, tuple[str, ...]]:
-    try:
-        model = provenance["model"]
-        name, version = str(model["name"]), int(model["version"])
-        promotable, reasons = provenance["promotable"], tuple(str(reason) for reason in provenance["reasons"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise BundleError(f"malformed: {error!r}", file=layout.PROVENANCE, remedy=_REMEDY) from error
-    if not isinstance(promotable, bool) or promotable == bool(reasons):
-        raise BundleError(
-            "promotable and reasons contradict", file=layout.PROVENANCE, field="promotable", remedy=_REMEDY
-        )
-    return name, version, promotable, reasons
 
 
 def _graph(path: Path, name: str) -> onnx.ModelProto:

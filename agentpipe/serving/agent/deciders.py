@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from agentpipe.errors import BundleError, CorruptError, ParityError, ServingError
+from agentpipe.errors import BundleError, ParityError, ServingError
 from agentpipe.serving import layout
 from agentpipe.serving.agent.answers import checked_answer
 from agentpipe.serving.agent.types import HOLD_VERSION, Answer
-from agentpipe.serving.runtime import open_session
+from agentpipe.serving.runtime import check_session, open_session
 from agentpipe.serving.signature import Signature, names_digest
-from agentpipe.storage import read_json
+from agentpipe.serving.statements import read_statements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,24 +48,17 @@ class PolicyFiles:
 
 
 def read_policy(bundle: Path) -> PolicyFiles:
-    """Reads what a bundle says of itself and holds every file against ``SHA256SUMS``.
+    """Reads a bundle as :func:`~agentpipe.serving.verify.verify_bundle` does, but for graph and configuration.
 
-    Answers are not compared here: the first probe of a decider does that.
+    A decider holds the graph that it loads against the signature, and its first probe compares answers. Triton's
+    configuration is not looked at: it takes Triton's client, which an agent may do without, and decides nothing here.
 
     Raises:
-        BundleError: a file is missing, extra, altered or malformed; the message names it.
+        BundleError: a file is missing, extra, altered, malformed or inconsistent; the message names it.
     """
-    hashes = layout.check_files(bundle)
-    try:
-        provenance, signature = (read_json(bundle / name) for name in (layout.PROVENANCE, layout.SIGNATURE))
-        name, version = str(provenance["model"]["name"]), int(provenance["model"]["version"])
-        package = str(provenance.get("package", {}).get("digest") or layout.content_digest(hashes))
-    except (CorruptError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BundleError(f"malformed: {error}", bundle=bundle, file=layout.PROVENANCE, remedy=_REMEDY) from error
-    files = PolicyFiles(bundle, name, version, package, Signature.from_json(signature, layout.SIGNATURE))
-    if not files.graph.is_file():
-        raise BundleError("file is missing", file=files.graph, remedy=_REMEDY)
-    return files
+    said = read_statements(bundle)
+    version = str(said.provenance.get("package", {}).get("digest") or said.digest)
+    return PolicyFiles(bundle, said.model_name, said.version, version, said.signature)
 
 
 @dataclass(frozen=True)
@@ -136,6 +129,7 @@ class LocalDecider:
         self.files = bundle if isinstance(bundle, PolicyFiles) else read_policy(bundle)
         self.name = name
         self._session = open_session(self.files.graph)
+        check_session(self._session, self.files.signature, self.files.graph)
         self._inputs = frame_inputs(self.files.signature)
         self._known: KnownRows | None = None
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import onnx
 import pytest
 
 from agentpipe.environments.layout import ACTION_COUNT, ACTION_NAMES, OBSERVATION_NAMES, OBSERVATION_SIZE
@@ -16,6 +17,7 @@ from agentpipe.serving import layout
 from agentpipe.serving.agent.answers import checked_answer
 from agentpipe.serving.agent.deciders import LocalDecider, RulesDecider, read_policy
 from agentpipe.serving.signature import policy_signature
+from agentpipe.serving.verify import verify_bundle
 from agentpipe.storage import read_json, write_json
 from agentpipe_tests.bundles import save_bundle
 from agentpipe_tests.environments.line import catalog, make_pool, profile
@@ -97,6 +99,69 @@ def test_a_damaged_bundle_is_refused_at_the_start(bundle, tmp_path):
     graph.write_bytes(graph.read_bytes()[:-1])
     with pytest.raises(BundleError, match=r"policy/1/model\.onnx"):
         LocalDecider(copy)
+
+
+def provenance(change):
+    def harm(folder):
+        content = read_json(folder / layout.PROVENANCE)
+        change(content)
+        write_json(folder / layout.PROVENANCE, content)
+
+    return harm
+
+
+def graph(change):
+    def harm(folder):
+        file = folder / "policy" / "1" / "model.onnx"
+        model = onnx.load(file)
+        change(model.graph)
+        onnx.save(model, file)
+
+    return harm
+
+
+def batch_of_one(made):
+    made.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+
+
+def other_width(made):
+    made.input[0].type.tensor_type.shape.dim[1].dim_value = 7
+
+
+def last_input_first(made):
+    values = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in made.input]
+    del made.input[:]
+    made.input.extend(values[::-1])
+
+
+REFUSED = {
+    "another model beside it": lambda folder: shutil.copytree(folder / "policy", folder / "evil"),
+    "another version beside it": lambda folder: shutil.copytree(folder / "policy" / "1", folder / "policy" / "2"),
+    "a file that does not belong there": lambda folder: (folder / "notes.txt").touch(),
+    "no configuration": lambda folder: (folder / "policy" / layout.CONFIG).unlink(),
+    "no reference rows": lambda folder: (folder / layout.REFERENCE).unlink(),
+    "another format": provenance(lambda said: said.update(format=9)),
+    "promotable with reasons": provenance(lambda said: said.update(reasons=["worse"])),
+    "not promotable without": provenance(lambda said: said.update(promotable=False)),
+    "promotable as a text": provenance(lambda said: said.update(promotable="yes")),
+    "a package that is a list": provenance(lambda said: said.update(package=[1])),
+    "a model outside": provenance(lambda said: said["model"].update(name="../policy")),
+    "a negative version": provenance(lambda said: said["model"].update(version=-1)),
+    "a fixed batch": graph(batch_of_one),
+    "another width": graph(other_width),
+    "inputs in another order": graph(last_input_first),
+}
+
+
+@pytest.mark.parametrize("harm", REFUSED)
+def test_what_verifying_refuses_the_agent_refuses(bundle, tmp_path, harm):
+    broken = tmp_path / "broken"
+    shutil.copytree(bundle, broken)
+    REFUSED[harm](broken)
+    (broken / layout.SUMS).write_bytes(layout.sums_text(layout.hash_files(broken)))
+    for look in (verify_bundle, LocalDecider):
+        with pytest.raises(BundleError):
+            look(broken)
 
 
 def test_a_graph_that_answers_known_rows_otherwise_fails_its_probe(bundle):
