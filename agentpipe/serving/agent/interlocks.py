@@ -110,6 +110,7 @@ class Interlocks:
         self._rates = tuple(each for each in self.interlocks if each.at_most is not None and each.per != ORDER)
         self._recent: dict[tuple[str, str], deque[float]] = {}
         """by interlock and line: the moments of the last ``at_most`` times"""
+        self._most_recent = MOST_ORDERS
         self._of_order: OrderedDict[tuple[str, str], Counter[int]] = OrderedDict()
 
     def absent_lines(self, lines: Iterable[str]) -> tuple[str, ...]:
@@ -163,6 +164,14 @@ class Interlocks:
                 recent = self._recent.setdefault((each.name, line_id), deque(maxlen=each.at_most))
                 latest = max(moment, recent[-1]) if recent else moment
                 recent.extend([latest] * min(times, each.at_most))
+        if len(self._recent) > self._most_recent:
+            self._forget(moment)
+
+    def _forget(self, moment: float) -> None:
+        """Lines at which nothing lies in a window any more: a line may call its stations as it likes."""
+        periods = {each.name: PERIODS[each.per] for each in self._rates}
+        self._recent = {key: recent for key, recent in self._recent.items() if recent[-1] > moment - periods[key[0]]}
+        self._most_recent = max(MOST_ORDERS, 2 * len(self._recent))
 
     def counted(self, line_id: str, order_id: str, action: int, times: int) -> None:
         """An action of an order that was taken long ago: only limits of the order count it."""

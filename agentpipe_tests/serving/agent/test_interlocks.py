@@ -96,6 +96,14 @@ def test_a_wall_clock_that_jumps_and_comes_back_opens_no_window(tmp_path, per, d
         limits.done("l1", "o1", 1, time.monotonic())
 
 
+def test_lines_whose_windows_are_over_are_forgotten_and_no_other():
+    limits = Interlocks([Interlock("x", frozenset({1}), at_most=1, per="minute")], Vocabulary())
+    for number in range(3 * MOST_ORDERS):
+        limits.done(f"l{number}", "o1", 1, 100.0 if number < MOST_ORDERS else 200.0)
+    assert len(limits._recent) == 2 * MOST_ORDERS
+    assert limits.refuses(frame(line=f"l{MOST_ORDERS}", received=201.0), 1) == "x"
+
+
 def test_hours_are_forbidden_where_either_clock_says_so(tmp_path):
     text = '[[interlock]]\nname = "day"\nactions = [0]\nallowed_hours = "06:00-22:00"\n'
     limits = read(tmp_path, text, Vocabulary(), 4)
