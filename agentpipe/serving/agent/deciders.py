@@ -95,7 +95,7 @@ def read_known_rows(files: PolicyFiles, count: int = KNOWN_ROWS) -> KnownRows:
     """The first ``count`` reference rows of a bundle whose masks allow something.
 
     Raises:
-        BundleError: the file is no safetensors file, or does not fit the signature.
+        BundleError: the file is no safetensors file, has no such row, or does not fit the signature.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -104,12 +104,14 @@ def read_known_rows(files: PolicyFiles, count: int = KNOWN_ROWS) -> KnownRows:
     try:
         tensors = load((files.path / layout.REFERENCE).read_bytes())
         rows = np.flatnonzero(tensors["mask"].any(axis=1))[:count]
+        if not len(rows):
+            raise ValueError("no row allows an action")  # noqa: TRY301 - said as whatever else is wrong with them
         inputs = {
             spec.name: np.ascontiguousarray(tensors[spec.name][rows].reshape(-1, *spec.dims), spec.numpy)
             for spec in signature.inputs
         }
         return KnownRows(inputs, *(tensors[name][rows] for name in OUTPUTS))
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, LookupError, ValueError) as error:
         text = f"reference rows cannot be used: {error!r}"
         raise BundleError(text, file=layout.REFERENCE, remedy=_REMEDY) from error
 

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import onnx
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from agentpipe.environments.layout import ACTION_COUNT, ACTION_NAMES, OBSERVATION_NAMES, OBSERVATION_SIZE
 from agentpipe.environments.rules import RulesPlayer
@@ -162,6 +163,26 @@ def test_what_verifying_refuses_the_agent_refuses(bundle, tmp_path, harm):
     for look in (verify_bundle, LocalDecider):
         with pytest.raises(BundleError):
             look(broken)
+
+
+ROWS = {
+    "none": lambda tensors: {name: array[:0] for name, array in tensors.items()},
+    "none that allow anything": lambda tensors: {**tensors, "mask": np.zeros_like(tensors["mask"])},
+    "fewer answers": lambda tensors: {**tensors, "action": tensors["action"][:1]},
+    "without a batch": lambda tensors: {**tensors, "mask": tensors["mask"][0]},
+    "no mask": lambda tensors: {name: array for name, array in tensors.items() if name != "mask"},
+}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_known_rows_that_tell_nothing_are_refused_at_the_first_probe(bundle, tmp_path, rows):
+    broken = tmp_path / "broken"
+    shutil.copytree(bundle, broken)
+    tensors = ROWS[rows](load_file(broken / layout.REFERENCE))
+    save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, broken / layout.REFERENCE)
+    (broken / layout.SUMS).write_bytes(layout.sums_text(layout.hash_files(broken)))
+    with pytest.raises((BundleError, ServingError)):
+        LocalDecider(broken).probe(1.0)
 
 
 def test_a_graph_that_answers_known_rows_otherwise_fails_its_probe(bundle):
