@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zoneinfo
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +20,10 @@ SamplerName = Literal["uniform", "causal", "prioritised"]
 Durability = Literal["process", "power"]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) < 65_536
 
 
 class _Section(BaseModel):
@@ -190,6 +195,15 @@ class AgentSettings(_Section):
     estimate_limit: Positive = Field(
         2.0, description="healthy standard deviations of that estimate beyond which a person is asked"
     )
+
+    @field_validator("triton")
+    @classmethod
+    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            host, _, port = address.rpartition(":")
+            if not re.fullmatch(r"[^\s/:@]+|\[[0-9a-fA-F:.]+\]", host) or not _is_port(port):
+                raise ValueError(f"{address!r} is no address; one is triton:8001")
+        return value
 
 
 class GateSettings(_Section):

@@ -141,6 +141,7 @@ def _teller(as_json: bool) -> Callable[[str], None]:
         NOT_FOLLOWED: "policy_refused",
         DAMAGE: "damage",
         f"{FEEDBACK} is ": "feedback_trouble",
+        "displaced:": "displaced",
     }
 
     def tell(text: str) -> None:
@@ -195,10 +196,10 @@ def line(  # noqa: PLR0913, PLR0917 - the options of a command
         int | None, typer.Option("--orders", min=1, help="Ends after so many.", show_default="never")
     ] = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.001, help="Until when a question wants its answer.")
+        float, typer.Option("--seconds", min=0.001, max=86_400.0, help="Until when a question wants its answer.")
     ] = 0.5,
     every: Annotated[
-        float, typer.Option("--every", min=0.0, help="Least seconds between questions of a station.")
+        float, typer.Option("--every", min=0.0, max=86_400.0, help="Least seconds between questions of a station.")
     ] = 0.0,
     operator: Annotated[
         Literal["rules", "none"], typer.Option("--operator", help="Who comes when the agent asks for a person.")
@@ -239,6 +240,7 @@ def _serve(served: object, port: int, as_json: bool) -> None:
     async def main() -> None:
         started = asyncio.Event()
         serving = asyncio.create_task(served.serve(port, started))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
         waiting = asyncio.create_task(started.wait())
         await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -249,6 +251,8 @@ def _serve(served: object, port: int, as_json: bool) -> None:
 
     try:
         asyncio.run(main())
+    except asyncio.CancelledError as error:  # SIGTERM
+        raise KeyboardInterrupt from error
     finally:
         figures = served.figures()
         text = f"{figures['orders']:,} orders, {figures['successes']:,} well, {figures['missed']:,} deadlines missed"

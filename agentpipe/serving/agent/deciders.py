@@ -11,6 +11,7 @@ import numpy.typing as npt
 from agentpipe.errors import BundleError, ParityError, ServingError
 from agentpipe.serving import layout
 from agentpipe.serving.agent.answers import checked_answer
+from agentpipe.serving.agent.sensors import lost_context
 from agentpipe.serving.agent.types import HOLD_VERSION, Answer
 from agentpipe.serving.runtime import check_session, open_session
 from agentpipe.serving.signature import Signature, names_digest
@@ -225,7 +226,8 @@ class RulesDecider:
 
     On the built-in line (known by the digests of its names) the rule-based player answers, for it plays on sensibly
     where repeating oneself would not. On any other line, or where its choice is forbidden, the last action is held
-    where it still is allowed, at most ``holds`` times in a row for one order; then a person is asked (−1).
+    where it still is allowed, at most ``holds`` times in a row for one order; then a person is asked (−1), as one is at
+    once where something of a question of the built-in line is lost that is no sensor's reading.
 
     Args:
         signature: of the line.
@@ -250,6 +252,9 @@ class RulesDecider:
     def decide(self, frame: Frame, timeout: float = 0.0) -> Answer:
         """Always an answer; ``timeout`` is not needed."""
         del timeout
+        lost = lost_context(frame) if self._player is not None else ""
+        if lost:
+            return self._answer(frame, -1, (f"{lost}: a person is asked",))
         action = self._by_rules(frame)
         if action is not None and frame.mask[action]:
             return self._answer(frame, action, ())

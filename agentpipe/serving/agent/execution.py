@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.serving.agent.machine import Event, Machine, State
-from agentpipe.serving.agent.messages import NonsenseError
+from agentpipe.serving.agent.messages import MOST_LINES, NonsenseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 ALTERNATIVES: Final = 3
 FAILURES_TO_DIAGNOSE: Final = 5
-MOST_LINES: Final = 1_024
-"""lines whose execution is remembered; the one that was quiet for longest is forgotten first"""
 
 
 @dataclass

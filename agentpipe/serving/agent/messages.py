@@ -2,8 +2,9 @@
 
 From the line: ``hello`` (protocol, signature, lines, beat), ``question``, ``takeover``, ``ended``, at times a ``beat``.
 From the agent: ``hello``, ``answer`` (decision_id, action), ``ask`` (decision_id, reason; a person is wanted),
-``refused`` (what was nonsense, and why). A deadline is what is left of it, in seconds, since the clocks of two machines
-differ. A lost sensor is ``null`` and declared in ``lost``.
+``refused`` (what was nonsense, and why). An agent whose place another one takes is told ``displaced`` (by). A deadline
+is what is left of it, in seconds, since the clocks of two machines differ. A lost sensor is ``null`` and declared in
+``lost``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import math
 import re
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -33,6 +35,8 @@ PROTOCOL: Final = 1
 LONGEST_LINE: Final = 1 << 20
 """bytes of one message"""
 LONGEST_TEXT: Final = 200
+MOST_LINES: Final = 1_024
+"""names of lines whose last question is remembered"""
 MOST_MINUTES: Final = 1e6
 MOST_SECONDS: Final = 86_400.0
 """of a deadline"""
@@ -63,6 +67,12 @@ class NonsenseError(LineError):
 
 class ForeignLineError(LineError):
     """Raised when a line has another protocol, other sizes or other names than the policy: waiting does not help."""
+
+
+class DisplacedError(LineError):
+    """Raised when another agent has taken this one's place at the line."""
+
+    event = "displaced"
 
 
 class LineEndedError(LineError):
@@ -123,7 +133,7 @@ class Reader:
     def __init__(self, signature: Signature, seconds: float) -> None:
         self.signature = signature
         self._seconds = seconds
-        self._last: dict[str, tuple[str, int, str]] = {}
+        self._last: OrderedDict[str, tuple[str, int, str]] = OrderedDict()
         """by line: order, number and id of the last question"""
 
     def hello(self, line: bytes) -> Hello:
@@ -154,40 +164,47 @@ class Reader:
         beats = None if beat is None else _number(beat, "beat", 0.001, MOST_SECONDS)
         return Hello(found, tuple(_identifier(name, "lines") for name in lines), beats)
 
-    def message(self, line: bytes | Mapping[str, Any]) -> Message:
+    def message(
+        self, line: bytes | Mapping[str, Any], *, since: float | None = None, doubtful: bool = False
+    ) -> Message:
         """Reads any later message.
+
+        Args:
+            line: what was said.
+            since: monotonic seconds before which it was not there, which deadlines are counted from; now where None.
+            doubtful: it may have waited unread since then.
 
         Raises:
             NonsenseError: it makes no sense; the message says what of it.
         """
         content = load(line) if isinstance(line, bytes) else line
         try:
-            return self._read(content)
+            return self._read(content, since, doubtful=doubtful)
         except NonsenseError as error:
             identifier = content.get("decision_id")
             known = identifier if isinstance(identifier, str) and _named(identifier) else ""
             raise NonsenseError(error.message, decision_id=known, field=error.where.get("field")) from error
 
-    def _read(self, content: Mapping[str, Any]) -> Message:
+    def _read(self, content: Mapping[str, Any], since: float | None, *, doubtful: bool) -> Message:
         kind = content.get("type")
         if kind == "question":
-            return self._question(content)
+            return self._question(content, time.monotonic() if since is None else since, doubtful=doubtful)
         if kind == "takeover":
             return _takeover(content)
         if kind == "ended":
             return _ended(content)
         raise NonsenseError(f"no message is called {_short(kind)}", field="type")
 
-    def _question(self, content: Mapping[str, Any]) -> Frame:
+    def _question(self, content: Mapping[str, Any], now: float, *, doubtful: bool) -> Frame:
         _check_fields(content, "question")
-        now, received = time.monotonic(), dt.datetime.now(dt.UTC)
+        received = dt.datetime.now(dt.UTC)
         identifier, line, order = (_identifier(content[name], name) for name in ("decision_id", "line_id", "order_id"))
         number = _whole(content["number"], "number", 0, 2**31 - 1)
         self._in_order(line, order, number, identifier)
         seconds = content.get("seconds", self._seconds)
         left = _number(seconds, "seconds", -MOST_SECONDS, MOST_SECONDS)
         if left <= 0:
-            raise NonsenseError(f"its deadline has passed {-left:g} s ago", field="seconds")
+            raise NonsenseError(f"its deadline has passed {abs(left):g} s ago", field="seconds")
         frame = Frame(
             decision_id=identifier,
             line_id=line,
@@ -200,8 +217,12 @@ class Reader:
             received=now,
             deadline=now + left,
             time=received,
+            doubtful=doubtful,
         )
         self._last[line] = (order, number, identifier)
+        self._last.move_to_end(line)
+        if len(self._last) > MOST_LINES:
+            self._last.popitem(last=False)
         return frame
 
     def _in_order(self, line: str, order: str, number: int, identifier: str) -> None:

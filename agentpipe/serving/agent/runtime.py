@@ -148,10 +148,8 @@ class Runtime:
     def close(self) -> None:
         """Ends the threads; what comes afterwards is not answered. Line and journal are the caller's to close."""
         self.stop()
-        with self._lock:
-            for execution in self.executions.values():
-                if execution.machine.allows(Event.STOPPED):
-                    execution.machine.fire(Event.STOPPED)
+        for execution in tuple(self.executions.values()):
+            self._fire(execution, Event.STOPPED)
         self._primary.close()
         if self._listener.ident is not None:
             self._listener.join(5.0)
@@ -230,7 +228,7 @@ class Runtime:
     def _lost_line(self, error: LineError) -> None:
         if self.connected:
             self.counts.lost_lines += 1
-            self._say(f"the line is lost: {error.message}")
+            self._say(f"{getattr(error, 'event', 'the line is lost')}: {error.message}")
         self.connected = False
 
     def _hear(self, message: Message) -> None:
@@ -321,6 +319,8 @@ class Runtime:
                 self._answer(frame, execution, generation)
             except TakenOverError:
                 self.counts.withdrawn += 1
+                if execution.machine.state is State.STOPPED:
+                    return
             else:
                 return
 
@@ -478,10 +478,10 @@ class Runtime:
         """Lets an event happen that something is sent with.
 
         Raises:
-            TakenOverError: a person has taken over since ``generation``.
+            TakenOverError: a person has taken over since ``generation``, or the agent is being stopped.
         """
         with self._lock:
-            if generation != execution.generation:
+            if generation != execution.generation or not execution.machine.allows(event):
                 raise TakenOverError
             execution.machine.fire(event)
 

@@ -33,6 +33,7 @@ IMPULSE: Final = 6.0
 MOST_LINES: Final = 256
 """lines that are remembered; the oldest is forgotten first"""
 _SHAPE: Final = (MACHINES, CHANNELS)
+_BLOCK: Final = MACHINES * CHANNELS
 _READING, _MEAN = block_start("reading"), block_start("mean")
 _AGE, _COUNT, _PRESENT = block_start("age"), block_start("count"), block_start("present")
 _SECONDS_OF_AGE: Final = 10.0
@@ -92,6 +93,21 @@ class _Line:
         self.spoilt = self.lost.copy()
 
 
+def lost_context(frame: Frame) -> str:
+    """What is lost of a question of the built-in line that no estimate can stand for; empty where nothing is.
+
+    Readings, means, ages and counts of packets are a sensor's; segment, clock and everything else are not.
+    """
+    lost = np.isnan(frame.observation)
+    for start, size in ((_READING, _BLOCK), (_MEAN, _BLOCK), (_AGE, MACHINES), (_COUNT, MACHINES)):
+        lost[start : start + size] = False
+    places = np.flatnonzero(lost)
+    if not len(places):
+        return ""
+    names = ", ".join(OBSERVATION_NAMES[place] if place < len(OBSERVATION_NAMES) else "?" for place in places[:3])
+    return f"{names}{f' and {len(places) - 3} more' if len(places) > 3 else ''} cannot be estimated"
+
+
 class SensorWatch:
     """Looks at each question of a line; belongs to the thread that decides.
 
@@ -100,7 +116,8 @@ class SensorWatch:
     ``successes_to_recover`` packets with new readings. While it is lost, and until the order is over, its reading and
     mean are replaced by the estimate of :mod:`agentpipe.serving.agent.kalman`, and the machine's packet count by the
     mean number of samples that would know as much, so that whoever decides sees how much is known. Where the standard
-    deviation of an estimate exceeds ``estimate_limit``, a person is asked.
+    deviation of an estimate exceeds ``estimate_limit``, a person is asked, as where something is lost that is no
+    sensor's (see :func:`lost_context`).
 
     Args:
         signature: of the line.
@@ -139,6 +156,9 @@ class SensorWatch:
         if line.order != frame.order_id:
             line.begin(frame.order_id)
         self._update(line, frame)
+        lost = lost_context(frame)
+        if lost:
+            return Seen(frame, ask=lost)
         replaced = line.lost | line.spoilt
         replaced &= (frame.observation[_PRESENT : _PRESENT + MACHINES] > 0)[:, None] | line.lost
         return self._estimated(line, frame, replaced) if replaced.any() else Seen(frame)

@@ -277,6 +277,10 @@ class Session:
 
     def _probe_line(self, timeout: float) -> None:
         del timeout
+        by = getattr(self.line, "displaced", "")
+        if by:
+            text = f"the agent {by} has taken this one's place at the line"
+            raise LineError(text, remedy="end one of them: a line works with one agent")
         runtime: Runtime | None = getattr(self, "runtime", None)  # see _changed
         if runtime is not None and not runtime.connected:
             raise LineError("the line is not connected", remedy="start it, or correct --line")

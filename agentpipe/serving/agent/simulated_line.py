@@ -4,9 +4,9 @@ Each environment is a station that works one order after the other. The simulato
 the safe thing to do without an answer is to hold: a deadline that is missed is counted, and the same question is asked
 again under the same id. An answer that comes late is still one to that question, so what was decided is what is done.
 
-One agent is connected at a time; a newer connection takes the place of an older one, and every open question is asked
-again. An operator connects to the same port, takes stations over, acts there, and hands them back. Where the agent asks
-for a person, a simulated one (the rules) takes over for one action, unless there is to be none.
+One agent is connected at a time; a newer connection takes the place of an older one, which is told so, and every open
+question is asked again. An operator connects to the same port, takes stations over, acts there, and hands them back.
+Where the agent asks for a person, a simulated one (the rules) takes over for one action, unless there is to be none.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from agentpipe.environments.layout import (
     SIMULATOR_VERSION,
     Purpose,
 )
-from agentpipe.errors import LineError
-from agentpipe.serving.agent.messages import LONGEST_LINE, PROTOCOL, NonsenseError, encode, load, question
+from agentpipe.errors import InputError, LineError
+from agentpipe.serving.agent.messages import LONGEST_LINE, MOST_SECONDS, PROTOCOL, NonsenseError, encode, load, question
 from agentpipe.serving.agent.types import Frame
 from agentpipe.serving.signature import policy_signature
+from agentpipe.storage import typed_os_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +66,9 @@ class LineOptions:
         first_episode: number of the first episode of every station.
         record: file to which each action taken is appended as a line of JSON; None: nowhere.
         run: begins every id; a random one where it is empty.
+
+    Raises:
+        InputError: ``seconds`` or ``every`` is not a number in the allowed range.
     """
 
     seconds: float = 0.5
@@ -76,6 +80,14 @@ class LineOptions:
     first_episode: int = 0
     record: Path | None = None
     run: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuses times that are none, with InputError."""
+        for name, least in (("seconds", 0.001), ("every", 0.0)):
+            value = getattr(self, name)
+            if not least <= value <= MOST_SECONDS:  # nor a NaN
+                remedy = f"give a number from {least:g} to {MOST_SECONDS:g}"
+                raise InputError(f"{name} is {value:g}", field=name, remedy=remedy)
 
 
 class Station:
@@ -195,6 +207,7 @@ class SimulatedLine:
         self.taken: list[tuple[str, int, str]] = []
         """decision id, action, and who took it (``agent`` or a person)"""
         self._agent: asyncio.StreamWriter | None = None
+        self._connections: set[asyncio.Task[None]] = set()
         self._record: Any = None
 
     # ------------------------------------------------------------------------------------------- the server
@@ -204,14 +217,21 @@ class SimulatedLine:
 
         Raises:
             LineError: the port is in use.
+            InputError, HomeError, DiskFullError: the record cannot be written.
         """
+        if self.options.record is not None:
+            try:
+                with typed_os_errors(self.options.record):
+                    self._record = self.options.record.open("a", buffering=1)
+            except OSError as error:
+                text = f"the record cannot be written: {error.strerror}"
+                raise InputError(text, file=self.options.record, remedy="name a file in an existing folder") from error
         try:
             server = await asyncio.start_server(self._connected, HOST, port, limit=LONGEST_LINE)
         except OSError as error:
+            self._close_record()
             raise LineError(f"port {port} cannot be used: {error.strerror}", remedy="choose another") from error
         self.port = int(server.sockets[0].getsockname()[1])
-        if self.options.record is not None:
-            self._record = self.options.record.open("a", buffering=1)
         beating = asyncio.create_task(self._beat())
         working = [asyncio.create_task(self._work(station)) for station in self.stations.values()]
         if started is not None:
@@ -220,13 +240,18 @@ class SimulatedLine:
             await asyncio.gather(*working)
             await asyncio.sleep(0.05)  # the last message is on its way
         finally:
-            for task in (beating, *working):
-                task.cancel()
-            await asyncio.gather(beating, *working, return_exceptions=True)
+            server.close()
             if self._agent is not None:
                 self._agent.close()
-            server.close()
-            if self._record is not None:
+            tasks = (beating, *working, *self._connections)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._close_record()
+
+    def _close_record(self) -> None:
+        if self._record is not None:
+            with contextlib.suppress(OSError):
                 self._record.close()
 
     def figures(self) -> dict[str, Any]:
@@ -336,20 +361,27 @@ class SimulatedLine:
     # ------------------------------------------------------------------------------------------- connections
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError):
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        # cancelled: the line ends, and a task of asyncio's streams that ends otherwise is complained of
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError, asyncio.CancelledError):
             try:
                 hello = load(await reader.readline())
             except NonsenseError as error:
                 writer.write(encode({"type": "refused", "reason": error.message}))
                 hello = {}
             if hello.get("type") == "hello" and hello.get("protocol") == PROTOCOL:
-                serve = self._operate if hello.get("role") == "operator" else self._serve_agent
-                await serve(reader, writer, str(hello.get("who", "operator"))[:80])
+                if hello.get("role") == "operator":
+                    await self._operate(reader, writer, str(hello.get("who", "operator"))[:80])
+                else:
+                    await self._serve_agent(reader, writer, str(hello.get("name", ""))[:80])
         writer.close()
 
-    async def _serve_agent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _who: str) -> None:
+    async def _serve_agent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
         if self._agent is not None:
-            self._agent.transport.abort()
+            self._displace(self._agent, name)
         self._agent = writer
         lines = list(self.stations)
         self._send(
@@ -368,6 +400,14 @@ class SimulatedLine:
         finally:
             if self._agent is writer:
                 self._agent = None
+
+    def _displace(self, earlier: asyncio.StreamWriter, name: str) -> None:
+        """Tells an agent that another one has its place now, and lets go of it."""
+        self._send({"type": "displaced", "by": name})
+        if earlier.transport.get_write_buffer_size():  # it does not read
+            earlier.transport.abort()
+        else:
+            earlier.close()
 
     def _heard(self, message: dict[str, Any]) -> None:
         identifier, action = message.get("decision_id"), message.get("action")

@@ -10,21 +10,38 @@ import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NoReturn, Self
 from urllib.parse import urlsplit
 
 from agentpipe.errors import LineError
-from agentpipe.serving.agent.messages import LONGEST_LINE, PROTOCOL, NonsenseError, Reader, encode, load
+from agentpipe.serving.agent.messages import (
+    LONGEST_LINE,
+    PROTOCOL,
+    DisplacedError,
+    NonsenseError,
+    Reader,
+    encode,
+    load,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from agentpipe.serving.agent.types import Answer, Frame, Message
     from agentpipe.serving.signature import Signature
 
+LONGEST_NAME: Final = 80
 BEATS: Final = 5
 """signs of life that may be missing before the line counts as lost"""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+FIRST_DISPLACED, LONGEST_DISPLACED = 1.0, 30.0
+"""seconds that an agent keeps away after another one has taken its place; twice as long each time"""
+UNCONTESTED: Final = 60.0
+"""seconds after which a connection counts as this agent's own"""
+STOOD_STILL: Final = 0.25
+"""seconds for which nobody has looked at the connection: what is read then may have waited for as long"""
+_READ: Final = 1 << 16
 SEND_SECONDS: Final = 1.0
 """that sending may take at most"""
 CONNECT_SECONDS: Final = 2.0
@@ -71,6 +88,12 @@ class SocketLine:
         self._buffer = bytearray()
         self._silence: float | None = None
         self._heard = 0.0
+        self._empty = 0.0
+        """when nothing was there to be read, as far as one knows"""
+        self._since, self._doubtful = 0.0, False
+        """of what is in the buffer: before that moment it was not there; whether it may have waited since then"""
+        self._connected_at = 0.0
+        self._displaced, self._away = "", FIRST_DISPLACED
         self._pause, self._next_try = FIRST_PAUSE, 0.0
         self._closed = False
 
@@ -79,12 +102,20 @@ class SocketLine:
         """Whether there is a connection, as far as one knows."""
         return self._socket is not None
 
+    @property
+    def displaced(self) -> str:
+        """Which agent has taken this one's place, until the line was this one's again for a minute; else empty."""
+        if self._displaced and self.connected and time.monotonic() - self._connected_at > UNCONTESTED:
+            self._displaced, self._away = "", FIRST_DISPLACED
+        return self._displaced
+
     def receive(self, timeout: float) -> Message | None:
         """The next message; see :class:`~agentpipe.serving.agent.types.LineAdapter`.
 
         Raises:
             NonsenseError: the line said something that makes no sense; it is told so, and the connection goes on.
             ForeignLineError: it is not the line of this policy.
+            DisplacedError: another agent has connected to it; the next calls wait before they connect anew.
             LineError: the line is lost; the next call connects anew.
         """
         end = time.monotonic() + timeout
@@ -100,10 +131,17 @@ class SocketLine:
                 content = load(line)
                 if content.get("type") == "beat":
                     continue
-                return self._reader.message(content)
+                if content.get("type") == "displaced":
+                    self._give_way(content)
+                return self._reader.message(content, since=self._since, doubtful=self._doubtful)
             except NonsenseError as error:
-                self._tell({"type": "refused", "decision_id": error.decision_id, "reason": error.message})
+                self.refuse(error.decision_id, error.message)
                 raise
+
+    def refuse(self, decision_id: str, reason: str) -> None:
+        """Tells the line that a message of it makes no sense; need not arrive."""
+        with contextlib.suppress(LineError):
+            self._send(encode({"type": "refused", "decision_id": decision_id, "reason": reason}))
 
     def act(self, frame: Frame, answer: Answer) -> None:
         """Sends an action, or the wish for a person.
@@ -153,6 +191,7 @@ class SocketLine:
             raise LineError(f"no line there: {error}", url=self.url, remedy="start it: agentpipe line") from error
         self._buffer.clear()
         self._heard, self._silence = time.monotonic(), None
+        self._connected_at = self._empty = self._since = self._heard
         self._send(encode({"type": "hello", "protocol": PROTOCOL, "role": "agent", "name": self.agent}))
         hello = self._line(time.monotonic() + CONNECT_SECONDS)
         if hello is None:
@@ -192,7 +231,8 @@ class SocketLine:
         until = end if quiet is None else min(end, quiet)
         try:
             ready, _, _ = select.select([connection], [], [], max(0.0, until - now))
-            data = connection.recv(1 << 16) if ready else None
+            looked = time.monotonic()
+            data = connection.recv(_READ) if ready else None
         except BlockingIOError:
             return True
         except (OSError, ValueError) as error:  # ValueError: closed meanwhile
@@ -201,7 +241,10 @@ class SocketLine:
         if data:
             self._heard = time.monotonic()
             self._buffer += data
+            self._note_age(now, max(0.0, until - now), looked, whole=len(data) < _READ)
             return True
+        if data is None:
+            self._empty = min(looked, max(now, until))  # stopped right after it: known until then only
         if data is not None:
             self._drop()
             raise LineError("the line has ended the connection", url=self.url)
@@ -210,10 +253,25 @@ class SocketLine:
             raise LineError(f"the line has said nothing for {self._silence:g} s", url=self.url)
         return time.monotonic() < end
 
-    def _tell(self, message: dict[str, object]) -> None:
-        """Says something that need not arrive."""
-        with contextlib.suppress(LineError):
-            self._send(encode(message))
+    def _note_age(self, asked: float, patience: float, looked: float, *, whole: bool) -> None:
+        """Notes how long what was read may have waited: nobody may have looked, or this process stood still."""
+        not_looked = max(0.0, asked - self._empty) + max(0.0, looked - asked - patience)
+        self._doubtful = not_looked > STOOD_STILL
+        self._since = self._empty if self._doubtful else looked
+        if whole:
+            self._empty = looked
+
+    def _give_way(self, content: Mapping[str, object]) -> NoReturn:
+        """Another agent has connected: two that come back at once would displace each other for ever."""
+        _ = self.displaced  # forgets what is long ago
+        by = content.get("by")
+        name = by if isinstance(by, str) and 0 < len(by) <= LONGEST_NAME and by.isprintable() else "without a name"
+        self._displaced = name
+        self._drop()
+        away, self._away = self._away, min(2 * self._away, LONGEST_DISPLACED)
+        self._next_try = time.monotonic() + away
+        text = f"the agent {name} has taken this one's place; the next try is in {away:g} s"
+        raise DisplacedError(text, url=self.url, remedy="end one of them: a line works with one agent")
 
     def _send(self, data: bytes) -> None:
         connection = self._socket

@@ -265,3 +265,35 @@ def test_with_one_sensor_frozen_the_line_keeps_four_fifths_of_its_success():
     watched, reasons = play(True, True, environments)
     assert reasons.count("the same reading in 4 packets") == len(environments)
     assert watched >= 0.8 * healthy > unwatched
+
+
+# Lost, and no sensor's.
+
+
+READINGS = frozenset((*range(O_READING, O_MEAN + 40), *range(O_AGE, O_AGE + 8), *range(O_COUNT, O_COUNT + 8)))
+
+
+@pytest.mark.parametrize("place", [place for place in range(OBSERVATION_SIZE) if place not in READINGS][::5])
+def test_what_is_lost_and_no_sensors_reading_has_a_person_asked_by_watch_and_rules(watch, place):
+    plant = Plant()
+    watch.look(plant.ask())
+    asked = plant.ask()
+    asked.observation[place] = np.nan
+    assert watch.look(asked).ask == f"{OBSERVATION_NAMES[place]} cannot be estimated"
+    said = RulesDecider(LINE).decide(asked)
+    assert (said.action, said.notes) == (-1, (f"{OBSERVATION_NAMES[place]} cannot be estimated: a person is asked",))
+
+
+def test_a_question_in_which_everything_is_lost_has_a_person_asked(watch):
+    nothing = frame(np.full(OBSERVATION_SIZE, np.nan, np.float32), np.ones(ACTION_COUNT, np.bool_))
+    seen = watch.look(nothing)
+    assert seen.ask.endswith(f" and {OBSERVATION_SIZE - len(READINGS) - 3} more cannot be estimated")
+    assert RulesDecider(LINE).decide(nothing).action == -1
+
+
+def test_a_reading_that_is_lost_alone_is_no_reason_to_ask(watch):
+    plant = Plant()
+    for _ in range(30):
+        watch.look(plant.ask())
+    seen = watch.look(plant.ask(nothing=True))
+    assert (seen.estimated, seen.ask) == ((NAME,), "")
