@@ -96,6 +96,7 @@ def test_the_messages_of_a_line_and_their_fields_are_all_written_down():
         optional = set(re.findall(r"\[`(\w+)`\]", fields))
         written[name.strip("`")] = (set(re.findall(r"`(\w+)`", fields)) - optional, optional)
     assert written.pop("beat") == (set(), set())
+    assert written.pop("displaced") == ({"by"}, set())
     assert written == FIELDS
 
 
