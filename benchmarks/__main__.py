@@ -18,9 +18,13 @@ PLAIN = ("table_redis", "feedback_intake", "feedback_learning", "serving")
 
 def main(arguments: list[str]) -> None:
     """Each benchmark in a process of its own: none inherits what another has imported or allocated."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", add_help=False)
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Runs every benchmark and writes RESULTS.md.",
+        epilog=f"Other options go to {', '.join(NAMES)}; see python -m benchmarks.NAME --help.",
+    )
+    parser.add_argument("--smoke", action="store_true", help="small sizes: shows that it works, measures nothing")
+    parser.add_argument("--out", type=Path, help="folder of the results")
     given, _ = parser.parse_known_args(arguments)
     out = results_folder(given.out, smoke=given.smoke)
     plain = ["--smoke"] if given.smoke else []

@@ -114,7 +114,7 @@ def list_versions(home: Home = None, as_json: Json = False) -> None:
         if as_json:
             print_json({"ok": True, **found})
             return
-        typer.echo(f"A Triton serves {found['repository']} in poll mode.")
+        typer.echo(f"For a Triton in poll mode over {found['repository']}:")
         if not found["versions"]:
             typer.echo("Nothing was published yet: a promotion does it, or agentpipe bundle publish BUNDLE.")
         for entry in found["versions"]:

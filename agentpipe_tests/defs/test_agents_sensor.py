@@ -169,7 +169,7 @@ def test_damaged_reports_are_said_and_the_others_told(watch: Watch) -> None:
     leave_comparison(shadow, "words", agreement="much")
     (shadow / "giant.json").write_text(" " * ((1 << 20) + 1))
     assert len(watch.tick()) == 2
-    assert watch.said.startswith("2 reports are new or changed. 6 damaged: press/incidents/cut: not valid JSON")
+    assert watch.said.startswith("told 2 new or changed report(s). 6 damaged: press/incidents/cut: not valid JSON")
     assert watch.tick() == []
     assert "6 damaged" in watch.said
     leave_comparison(shadow, "other")

@@ -30,7 +30,7 @@ def agents_sensor(chosen: ScheduleSettings) -> dg.SensorDefinition:
             events, known, damaged = agent_events(workspace, told, time.time())
         except AgentpipeError as error:
             return dg.SkipReason(f"the agents' reports cannot be read: {error}")
-        said = [f"{len(events)} reports are new or changed" if events else "no report is new or changed"]
+        said = [f"told {len(events)} new or changed report(s)" if events else "no report is new or changed"]
         said += [f"{len(damaged)} damaged: {'; '.join(damaged[:5])}"] if damaged else []
         cursor = json.dumps({key: astuple(each) for key, each in known.items()}) if known != told else None
         return dg.SensorResult(skip_reason=". ".join(said), asset_events=events, cursor=cursor)

@@ -27,6 +27,7 @@ from agentpipe.serving.agent.execution import Execution, make_room
 from agentpipe.serving.agent.machine import Event, State
 from agentpipe.serving.agent.messages import ForeignLineError, LineEndedError, NonsenseError, check_frame
 from agentpipe.serving.agent.parties import Counts, HandedBack, TakenOverError, finite, quietly
+from agentpipe.serving.agent.presence import Presence
 from agentpipe.serving.agent.primary import Primary
 from agentpipe.serving.agent.repeats import contradicts, forbids, forbids_again, on_record
 from agentpipe.serving.agent.types import Answer, Frame, OrderEnded, Takeover
@@ -84,13 +85,13 @@ class Runtime:
     ) -> None:
         self.counts = Counts()
         self.executions: dict[str, Execution] = {}
-        self.connected = False
         self.failure: AgentpipeError | None = None
         """why it ended by itself"""
         self.last_nonsense = ""
         self._line, self._policy, self._fallback, self._journal = line, policy, fallback, journal
         self._interlocks, self._vocabulary, self._reserve, self._folder = interlocks, vocabulary, reserve, folder
         self._onlookers, self._on_ended, self._say = onlookers, on_ended, quietly(say)
+        self.presence = Presence(self._say)
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Frame | OrderEnded | HandedBack | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -177,7 +178,7 @@ class Runtime:
             lines = [execution.figures() for execution in self.executions.values()]
         return {
             **vars(self.counts),
-            "connected": self.connected,
+            "connected": self.presence.connected,
             "backlog": self._journal.backlog,
             "waiting_for_disk": self._journal.log.waiting,
             "degraded": self._lost(),
@@ -199,7 +200,7 @@ class Runtime:
         while not self._stopping.is_set():
             try:
                 message = self._line.receive(_LISTEN_SECONDS)
-                self.connected = bool(getattr(self._line, "connected", True))
+                self.presence.seen(connected=bool(getattr(self._line, "connected", True)))
                 self._look_at_limits()
             except NonsenseError as error:
                 self._refuse(error.message)
@@ -226,10 +227,7 @@ class Runtime:
                 self._say(f"interlocks name the line {absent!r}, which is not there: {', '.join(lines)[:200]} are")
 
     def _lost_line(self, error: LineError) -> None:
-        if self.connected:
-            self.counts.lost_lines += 1
-            self._say(f"{getattr(error, 'event', 'the line is lost')}: {error.message}")
-        self.connected = False
+        self.counts.lost_lines += self.presence.lost(error)
 
     def _hear(self, message: Message) -> None:
         if self._stopping.is_set():
@@ -275,6 +273,7 @@ class Runtime:
             self._primary.give_up(message.line_id)
             self._say(f"{message.who} has taken {message.line_id} over")
         else:
+            self._say(f"{message.who} has handed {message.line_id} back")
             self._queue.put(HandedBack(message.line_id))
 
     def _handed_back(self, message: HandedBack) -> None:

@@ -282,7 +282,7 @@ class Session:
             text = f"the agent {by} has taken this one's place at the line"
             raise LineError(text, remedy="end one of them: a line works with one agent")
         runtime: Runtime | None = getattr(self, "runtime", None)  # see _changed
-        if runtime is not None and not runtime.connected:
+        if runtime is not None and not runtime.presence.connected:
             raise LineError("the line is not connected", remedy="start it, or correct --line")
 
     def _changed(self, change: Change) -> None:

@@ -164,7 +164,9 @@ def test_a_line_ends_in_good_order_with_an_agent_and_an_operator_connected(capfd
 
 
 def test_the_probe_of_the_line_fails_while_another_agent_has_its_place():
-    agent = SimpleNamespace(line=SimpleNamespace(displaced="two"), runtime=SimpleNamespace(connected=True))
+    agent = SimpleNamespace(
+        line=SimpleNamespace(displaced="two"), runtime=SimpleNamespace(presence=SimpleNamespace(connected=True))
+    )
     with pytest.raises(LineError, match="the agent two has taken this one's place"):
         Session._probe_line(agent, 1.0)
     agent.line.displaced = ""

@@ -95,7 +95,7 @@ def test_what_was_done_at_the_line_is_what_the_intake_gets(tmp_path, bundle):
             wait_for(agent.session.complete.is_set)
             tell_line(running.url, "release", "ann")
             running.wait()
-            wait_for(lambda: not agent.session.runtime.connected)
+            wait_for(lambda: not agent.session.runtime.presence.connected)
         assert agent.session.figures()["policy"] == "a" * 64
         done = done_by_agent(running)
         ended = {message["order_id"]: message for s in running.line.stations.values() for message in s.ended}
@@ -242,7 +242,7 @@ def test_trouble_in_handing_on_is_said_degrades_and_is_an_incident_until_it_ends
         session = agent.session
         wait_for(lambda: "feedback" in session.figures()["degraded"])
         running.wait()
-        wait_for(lambda: not session.runtime.connected)
+        wait_for(lambda: not session.runtime.presence.connected)
         assert session.figures()["backlog"] >= len(done_by_agent(running)) > 0
         inbox.unlink()
         session.shipper.wake()
