@@ -22,7 +22,7 @@ def command(*arguments: str, **more: str) -> tuple[int, dict[str, Any], str]:
         env={**os.environ, **more},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     return done.returncode, json.loads(done.stdout), done.stderr
 
@@ -120,7 +120,7 @@ def test_a_terminal_without_utf_8_ended_a_finished_job_with_a_traceback(tmp_path
     )
     for locale in ({"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
         environment = {**os.environ, **locale}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=300)
         assert b"Traceback" not in done.stderr, done.stderr
         assert b"policy" in done.stdout
     document = command("table", "show", "--cell", "zürich…", "--home", str(tmp_path), PYTHONIOENCODING="ascii:strict")[

@@ -39,7 +39,7 @@ def test_an_interruption_between_line_and_catalogue_made_the_home_unusable(tmp_p
     def run() -> list[list[str]]:
         environment = {**os.environ, "AGENTPIPE_PROFILE": "demo"}
         command = [sys.executable, "-c", code, str(tmp_path)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         answer: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
         return answer

@@ -84,7 +84,7 @@ def test_looks_taken_at_once_share_no_episode(tmp_path):
     racers = [context.Process(target=_take, args=(tmp_path, f"c{i}", barrier, results)) for i in range(4)]
     for racer in racers:
         racer.start()
-    first = sorted(results.get(timeout=30) for _ in racers)
+    first = sorted(results.get(timeout=300) for _ in racers)
     for racer in racers:
         racer.join(30)
     assert first == [0, 4, 8, 12]

@@ -238,7 +238,7 @@ record(Path(sys.argv[1]), size=9, episodes_per_env=40, progress=progress, durabi
 def test_kill_9_loses_nothing_that_counted_and_the_sealed_shard_is_the_same(tmp_path, durability):
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "shard"), "200", durability]
-    killed = subprocess.run(command, cwd=root, capture_output=True, timeout=120)
+    killed = subprocess.run(command, cwd=root, capture_output=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     counted = len(open_live(tmp_path / "shard.open").episodes)
     assert counted >= 200

@@ -54,7 +54,7 @@ def test_two_promotions_at_once_give_one_champion(tmp_path):
     racers = [context.Process(target=_promote, args=(tmp_path, f"c{i}", barrier, results)) for i in range(4)]
     for racer in racers:
         racer.start()
-    winners = [name for name in (results.get(timeout=30) for _ in racers) if name]
+    winners = [name for name in (results.get(timeout=300) for _ in racers) if name]
     for racer in racers:
         racer.join(30)
     assert len(winners) == 1

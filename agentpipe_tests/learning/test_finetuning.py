@@ -305,7 +305,7 @@ def test_killed_while_publishing_leaves_the_old_or_the_whole_new_package(tmp_pat
     new = tune(tmp_path / "whole", champion, few(), shards, options=QUICK)
     paths = [str(shard.path) for shard in shards]
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(when), *paths]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=False, env=dict(os.environ))
+    done = subprocess.run(command, capture_output=True, timeout=300, check=False, env=dict(os.environ))
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert PolicyPackage.load(tmp_path / "tuned" / "package").digest == (new if when else old).package.digest
     again = tune(tmp_path / "tuned", champion, few(), shards, options=QUICK)

@@ -183,7 +183,7 @@ def test_of_many_decisions_at_once_one_wins(stores, tmp_path):
     racers = [context.Process(target=_decide, args=(tmp_path, i, barrier, results)) for i in range(4)]
     for racer in racers:
         racer.start()
-    outcomes = dict(results.get(timeout=30) for _ in racers)
+    outcomes = dict(results.get(timeout=300) for _ in racers)
     for racer in racers:
         racer.join(30)
     decision = holds.find("candidate-a").decision

@@ -229,7 +229,7 @@ run(Path(sys.argv[1]), statistics, options(6, checkpoint_every=2), progress=kill
 
 
 def test_training_goes_on_after_kill_9_as_if_nothing_had_happened(tmp_path, statistics):
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "killed")], capture_output=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "killed")], capture_output=True, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stderr
     chosen = options(6, checkpoint_every=2)
     found = checkpoints.latest(tmp_path / "killed" / "checkpoints")

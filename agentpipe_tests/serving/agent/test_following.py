@@ -263,4 +263,4 @@ def test_the_command_says_it_as_an_event(home):
             assert events[-1]["said"].startswith(f"the policy changed: {B[:16]} in place of {A[:16]}")
         finally:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
+            process.communicate(timeout=300)

@@ -45,7 +45,7 @@ def test_a_line_that_is_terminated_with_an_agent_connected_ends_in_good_order():
             agent.sendall(encode({"type": "hello", "protocol": 1, "role": "agent", "name": "x"}))
             assert agent.recv(16)
             process.send_signal(signal.SIGTERM)
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert '"event": "ended"' in output
     assert "Traceback" not in errors

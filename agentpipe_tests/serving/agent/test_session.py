@@ -276,7 +276,7 @@ def test_killed_at_any_instant_it_goes_on_and_every_decision_is_on_record_once(t
                 killed += 1
             else:
                 process.send_signal(signal.SIGTERM)
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=300)
         assert process.returncode == 130, errors
         done = done_by_agent(running)
         line = running.line
