@@ -90,7 +90,8 @@ def typed_os_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def _fsync_path(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Flushes a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -118,7 +119,7 @@ def write_bytes(path: Path, data: bytes) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
             raise
-        _fsync_path(path.parent)
+        sync(path.parent)
 
 
 def write_json(path: Path, obj: Any) -> None:
@@ -169,13 +170,13 @@ def publish_directory(final: Path) -> Iterator[Path]:
         try:
             yield staging
             for path in sorted(staging.rglob("*"), reverse=True):
-                _fsync_path(path)
-            _fsync_path(staging)
+                sync(path)
+            sync(staging)
             replace_directory(staging, final)
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
-        _fsync_path(final.parent)
+        sync(final.parent)
 
 
 def replace_directory(source: Path, final: Path, *, swap: bool = True) -> None:

@@ -18,8 +18,9 @@ import re
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from agentpipe.closing import Closing
 from agentpipe.environments.table_redis_client import connect, place_of, redis_errors
 from agentpipe.environments.table_redis_format import decode_table, encode_table
 from agentpipe.environments.table_redis_scripts import CURRENT, PRUNE, PUBLISH, VERSIONS
@@ -27,7 +28,6 @@ from agentpipe.errors import CorruptError, RedisServerError, SettingsError, Tabl
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
-    from types import TracebackType
 
     from agentpipe.environments.table import DisturbanceTable
 
@@ -74,7 +74,7 @@ class RedisHealth:
         return self.connections / self.most_connections if self.most_connections else None
 
 
-class RedisTables:
+class RedisTables(Closing):
     """The versions in one Redis; to be closed. Any number of threads may use it, each process needs its own.
 
     Args:
@@ -111,14 +111,6 @@ class RedisTables:
 
     def __repr__(self) -> str:
         return f"RedisTables({self.place})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes every connection; a second call does nothing."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agentpipe.environments.table import DisturbanceTable, load_table
 from agentpipe.errors import TableError
-from agentpipe.storage import digest_bytes, digest_file, exchange, typed_os_errors, write_bytes
+from agentpipe.storage import digest_bytes, digest_file, exchange, sync, typed_os_errors, write_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +79,7 @@ def replace_source(path: Path, data: bytes, expected: str | None) -> None:
                 _exchange(aside, path, data, expected)
         finally:
             aside.unlink(missing_ok=True)
-            _flush(path.parent)
+            sync(path.parent)
 
 
 def set_aside(path: Path, folder: Path) -> None:
@@ -135,11 +135,3 @@ def _exchange(aside: Path, path: Path, data: bytes, expected: str) -> None:
 
 def _edited(path: Path, kept: Path | None = None) -> SourceEditedError:
     return SourceEditedError("the source was edited at this moment", file=path, kept=kept, remedy="try again")
-
-
-def _flush(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

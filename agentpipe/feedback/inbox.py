@@ -16,9 +16,8 @@ from typing import IO, TYPE_CHECKING, Final, Protocol
 from agentpipe.errors import FeedbackError
 from agentpipe.feedback import jsonl
 from agentpipe.feedback.jsonl import UnfinishedError
-from agentpipe.feedback.parts import sync_folder
 from agentpipe.feedback.rows import FaultError
-from agentpipe.storage import digest_bytes, typed_os_errors
+from agentpipe.storage import digest_bytes, sync, typed_os_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -251,7 +250,7 @@ def copy_in(dropped: Dropped, inbox: Path) -> Path:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-        sync_folder(inbox)
+        sync(inbox)
     return target
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from agentpipe.errors import CorruptError
 from agentpipe.feedback.index import check_parts
 from agentpipe.feedback.schema import KEY, TABLES, utc_day
-from agentpipe.storage import typed_os_errors
+from agentpipe.storage import sync, typed_os_errors
 
 if TYPE_CHECKING:
     import sqlite3
@@ -80,8 +80,8 @@ class PartWriter:
             self._file.close()
             os.chmod(self.staged, 0o644)  # noqa: PTH101 - for other processes to read; a staged file
             os.replace(self.staged, self.path)  # noqa: PTH105
-            sync_folder(self.path.parent)
-            sync_folder(self.path.parent.parent)
+            sync(self.path.parent)
+            sync(self.path.parent.parent)
 
     def abandon(self) -> None:
         """Removes what was written."""
@@ -92,15 +92,6 @@ class PartWriter:
         for path in (self.staged, self.path):
             if os.path.exists(path):  # noqa: PTH110
                 os.unlink(path)  # noqa: PTH108
-
-
-def sync_folder(folder: Path) -> None:
-    """Flushes a folder's entries to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_part(file: IO[bytes], path: Path, kind: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

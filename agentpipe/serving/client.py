@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from agentpipe.closing import Closing
 from agentpipe.errors import AnswerError, BundleError, EmptyMaskError, NonFiniteError, ServiceError, ServingError
 from agentpipe.serving.answers import check_answer
 from agentpipe.serving.loopback import channel_options
 from agentpipe.serving.signature import WIRE_TYPES, Signature, TensorSpec, to_columns
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from tritonclient.grpc import InferenceServerClient
 
 
@@ -97,7 +96,7 @@ def _served(config: dict[str, Any], model: str) -> tuple[int, Signature]:
     return batch, Signature.from_json(content)
 
 
-class PolicyClient:
+class PolicyClient(Closing):
     """A connection to one served policy.
 
     Args:
@@ -123,14 +122,6 @@ class PolicyClient:
         self._connection: InferenceServerClient = InferenceServerClient(url, channel_args=channel_options(url))
         config = self._call("get_model_config", model_name, version, as_json=True)["config"]
         self.max_batch, self.signature = _served(config, model_name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends the connection."""

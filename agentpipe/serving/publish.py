@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -13,7 +12,7 @@ from agentpipe.errors import BundleError
 from agentpipe.serving import layout
 from agentpipe.serving.triton_config import MODEL_FILE
 from agentpipe.serving.verify import verify_bundle
-from agentpipe.storage import typed_os_errors
+from agentpipe.storage import sync, typed_os_errors
 
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")  # what fits into Triton's number of a version
 
@@ -43,7 +42,7 @@ def publish_version(bundle: Path, repository: Path, *, version: int | None = Non
             shutil.copy(source / layout.CONFIG, staging / "model" / layout.CONFIG)
             _settle(staging / "model")
             (staging / "model").rename(target)
-            _flush(repository)
+            sync(repository)
             return target / str(number)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -62,7 +61,7 @@ def _add(source: Path, target: Path, staging: Path, number: int, config: Path) -
     shutil.copytree(source, staging / "version")
     _settle(staging / "version")
     (staging / "version").rename(final)
-    _flush(target)
+    sync(target)
     return final
 
 
@@ -70,15 +69,7 @@ def _settle(root: Path) -> None:
     """Flushes a tree to disk before it is renamed into sight."""
     root.chmod(0o755)
     for path in (*sorted(root.rglob("*"), reverse=True), root):
-        _flush(path)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)
 
 
 def published_versions(model: Path) -> list[int]:
@@ -112,5 +103,5 @@ def withdraw_version(repository: Path, model_name: str, version: int, *, aside: 
             aside /= str(version)
         aside.parent.mkdir(parents=True, exist_ok=True)
         (model / str(version)).rename(aside)
-        _flush(model)
+        sync(model)
     return aside

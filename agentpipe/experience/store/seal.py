@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import shutil
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +22,7 @@ from agentpipe.experience.store.index import OPEN_INDEX, SEALED_INDEX, sealed_ro
 from agentpipe.experience.store.lock import LOCK
 from agentpipe.experience.store.manifest import MANIFEST, MEASUREMENTS, NAMES, complete, file_facts
 from agentpipe.experience.store.shard import HEADER, Shard, map_shard, open_shard
-from agentpipe.storage import replace_directory, typed_os_errors, write_bytes, write_json
+from agentpipe.storage import replace_directory, sync, typed_os_errors, write_bytes, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -99,15 +98,7 @@ def move(source: Path, final: Path) -> None:
                 raise
             replace_directory(source, final, swap=False)  # killed in between, the open shard is still there
         for folder in {source.parent, final.parent}:
-            _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync(folder)
 
 
 def _remove_leftovers(directory: Path) -> None:
@@ -117,4 +108,4 @@ def _remove_leftovers(directory: Path) -> None:
             (directory / name).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(directory / OPEN_INDEX)
-        _sync_folder(directory)
+        sync(directory)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from agentpipe.closing import Closing
 from agentpipe.errors import CorruptError, RecordError, StoreError
 from agentpipe.experience.store import checksum, intake
 from agentpipe.experience.store import records as rec
@@ -31,7 +32,6 @@ from agentpipe.storage import typed_os_errors
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from agentpipe.experience.store.index import OpenIndex
 
@@ -41,7 +41,7 @@ GROUP: Final = 256
 _NO_INDEX: Final = sealed_rows(np.zeros(0, rec.EPISODE))
 
 
-class ShardWriter:
+class ShardWriter(Closing):
     """The one writer of an open shard.
 
     Args:
@@ -408,14 +408,6 @@ class ShardWriter:
             if self._counter is not None:
                 self._counter.close()
             self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -6,8 +6,9 @@ import contextlib
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from agentpipe.closing import Closing
 from agentpipe.errors import LineError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _REMEDY = "look at where actions go"
 
 
-class ActionFile:
+class ActionFile(Closing):
     """Lines that are appended to a file, or to standard output.
 
     There is no buffer: a line that could not be written is not written afterwards, when whoever asked has gone on.
@@ -81,12 +82,6 @@ class ActionFile:
         if self._open:
             self._open = False
             os.close(self._descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
 
 def _ends_within_a_line(path: Path) -> bool:

@@ -6,10 +6,11 @@ import contextlib
 import datetime as dt
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from agentpipe.closing import Closing
 from agentpipe.serving.agent.clocks import PART as CLOCK
 from agentpipe.serving.agent.clocks import ClockWatch
 from agentpipe.serving.agent.deciders import LocalDecider, RulesDecider
@@ -24,7 +25,6 @@ from agentpipe.serving.agent.types import Answer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from agentpipe.environments.line_profile import LineProfile
     from agentpipe.serving.agent.deciders import PolicyFiles
@@ -51,7 +51,7 @@ def declared_rungs(files: PolicyFiles, triton: Sequence[str], profile: LineProfi
     return [*servers, LocalDecider(files), RulesDecider(files.signature, profile)]
 
 
-class Healing:
+class Healing(Closing):
     """Answers questions and keeps itself able to.
 
     Args:
@@ -147,11 +147,3 @@ class Healing:
         self.ladder.close()
         self.incidents.close()
         self.metrics.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

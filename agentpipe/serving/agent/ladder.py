@@ -6,14 +6,14 @@ import collections
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
+from agentpipe.closing import Closing
 from agentpipe.errors import AgentpipeError
 from agentpipe.serving.agent.probes import Change, Part, Prober
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     from agentpipe.serving.agent.types import Answer, Decider, Frame
     from agentpipe.settings import AgentSettings
@@ -35,7 +35,7 @@ class Level:
     name: str
 
 
-class Ladder:
+class Ladder(Closing):
     """Asks the highest rung that is up; where that one fails, the next within the same deadline; at last the rules.
 
     A rung is lost after ``failures_to_degrade`` failed probes and requests in a row and back after
@@ -183,11 +183,3 @@ class Ladder:
         self._prober.close()
         for decider in (*self._rungs, self._last):
             decider.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

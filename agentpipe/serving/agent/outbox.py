@@ -18,7 +18,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from agentpipe.errors import AgentpipeError, StoreError
-from agentpipe.storage import digest_bytes, typed_os_errors, write_bytes
+from agentpipe.storage import digest_bytes, sync, typed_os_errors, write_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -129,7 +129,7 @@ class InboxSink:
                     raise
                 _copy(path, target)
                 path.unlink()
-            _flush_folder(self.inbox)
+            sync(self.inbox)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -314,11 +314,3 @@ def _copy(path: Path, target: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             aside.unlink()
         raise
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

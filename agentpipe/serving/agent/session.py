@@ -15,8 +15,9 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from agentpipe.closing import Closing
 from agentpipe.errors import AgentpipeError, BundleError, InputError, LineError, LockHeldError
 from agentpipe.serving import layout
 from agentpipe.serving.agent.deciders import RulesDecider, read_policy
@@ -36,7 +37,6 @@ from agentpipe.storage import prepare_home, read_json, typed_os_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
     from agentpipe.serving.agent.deciders import PolicyFiles
     from agentpipe.serving.agent.memory import Memory
@@ -82,7 +82,7 @@ class AgentOptions:
     memory: bool = True
 
 
-class Session:
+class Session(Closing):
     """Everything of one agent, started and ended together; :meth:`run` works.
 
     Args:
@@ -217,14 +217,6 @@ class Session:
     def close(self) -> None:
         """Ends everything, the last first; what can be handed on is."""
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def policy(self) -> PolicyFiles:

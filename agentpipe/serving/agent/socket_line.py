@@ -10,9 +10,10 @@ import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Final, NoReturn
 from urllib.parse import urlsplit
 
+from agentpipe.closing import Closing
 from agentpipe.errors import LineError
 from agentpipe.serving.agent.messages import (
     LONGEST_LINE,
@@ -26,7 +27,6 @@ from agentpipe.serving.agent.messages import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from agentpipe.serving.agent.types import Answer, Frame, Message
     from agentpipe.serving.signature import Signature
@@ -63,7 +63,7 @@ def parse_url(url: str) -> tuple[str, int]:
     return host, port
 
 
-class SocketLine:
+class SocketLine(Closing):
     """The line at ``url``. :meth:`receive` belongs to one thread, :meth:`act` may be called from another.
 
     Args:
@@ -160,14 +160,6 @@ class SocketLine:
         """Ends the connection for good."""
         self._closed = True
         self._drop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ------------------------------------------------------------------------------------------- connecting
 

@@ -35,8 +35,9 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final
 
+from agentpipe.closing import Closing
 from agentpipe.errors import CorruptError, LineError
 from agentpipe.serving.agent.action_file import ActionFile
 from agentpipe.serving.agent.messages import LONGEST_LINE, ForeignLineError, LineEndedError, NonsenseError, Reader, load
@@ -47,7 +48,6 @@ from agentpipe.storage import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from types import TracebackType
 
     from agentpipe.serving.agent.types import Answer, Message
     from agentpipe.serving.signature import Signature
@@ -214,7 +214,7 @@ def decision_id(line: str, order: str, number: int) -> str:
     return f"{line.replace('%', '%25').replace('-', '%2D')}-{order}-{number}"
 
 
-class StreamLine:
+class StreamLine(Closing):
     """Rows that come one after the other; :meth:`receive` belongs to one thread, :meth:`act` may be another's.
 
     Args:
@@ -305,14 +305,6 @@ class StreamLine:
         """Lets go of the stream."""
         self._ended = True
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ------------------------------------------------------------------------------------------------ rows
 

@@ -19,7 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.errors import CorruptError, StoreError, VersionError
-from agentpipe.storage import digest_bytes, typed_os_errors, write_bytes
+from agentpipe.storage import digest_bytes, sync, typed_os_errors, write_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -225,7 +225,7 @@ class Log:
                 for descriptor in descriptors:
                     os.fsync(descriptor)
                 if unlisted:
-                    _flush_folder(self.folder)
+                    sync(self.folder)
             except OSError as error:
                 self._write_again(error)
                 if self._stopping:
@@ -423,11 +423,3 @@ def _write_whole(descriptor: int, data: bytes, offset: int) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(descriptor, data[done:], offset + done)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
