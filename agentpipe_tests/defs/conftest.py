@@ -7,9 +7,17 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.storage.defs_state.base import set_defs_state_storage
 
 from agentpipe.defs.resources import Workspace
 from agentpipe_tests.defs.homes import copy_home, make_home
+
+
+@pytest.fixture(autouse=True)
+def _no_instance_of_another_test() -> Iterator[None]:
+    """Dagster remembers the last instance; one that is gone would fail whoever makes definitions without one."""
+    with set_defs_state_storage(None):
+        yield
 
 
 @pytest.fixture(scope="session")
