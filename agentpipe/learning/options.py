@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from agentpipe.errors import SettingsError
 from agentpipe.storage import canonical_json, digest_bytes
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from agentpipe.settings import Settings
 
 Schedule = Literal["linear", "cosine", "constant"]
+Encoder = Literal["fusion", "mlp"]
+ActorHead = Literal["unit", "linear"]
+Activation = Literal["tanh", "relu"]
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,16 @@ class NetworkOptions:
     """octaves of the sin/cos encoding of time"""
     shared_trunk: bool = False
     """one trunk for actor and critic (faster), or one for each"""
-    activation: Literal["tanh", "relu"] = "relu"
+    activation: Activation = "relu"
     """between the hidden layers"""
+    encoder: Encoder = "fusion"
+    """what the first layer reads: observation, embedding of the last action and time, or the observation alone"""
+    actor_head: ActorHead = "linear"
+    """unit: non-negative weights in rows of norm 1, with a learned temperature and bias"""
+    perception: int = 0
+    """width of the network that believes which fault it is; 0 = none"""
+    memory: int = 0
+    """units of the recurrent memory; 0 = none"""
 
 
 @dataclass(frozen=True)
@@ -279,8 +290,16 @@ def network_options(content: dict[str, Any]) -> NetworkOptions:
         raise SettingsError(f"network options do not fit: {error}", field="network") from error
     if smallest < 1:
         raise SettingsError("network sizes must be positive whole numbers", field="network")
-    if options.activation not in {"tanh", "relu"}:
-        raise SettingsError(f"unknown activation {options.activation!r}", field="network.activation")
+    if min(options.perception, options.memory) < 0:
+        raise SettingsError("sizes of perception and memory start at 0", field="network")
+    known: dict[str, tuple[Any, ...]] = {
+        "activation": get_args(Activation),
+        "encoder": get_args(Encoder),
+        "actor_head": get_args(ActorHead),
+    }
+    for name, choices in known.items():
+        if getattr(options, name) not in choices:
+            raise SettingsError(f"unknown {name} {getattr(options, name)!r}", field=f"network.{name}")
     return options
 
 
