@@ -26,6 +26,7 @@ def generalised_advantages(
     v_final_t: Floats,
     discount: float,
     lambda_: float,
+    segment_t: npt.NDArray[np.int8] | None = None,
 ) -> tuple[Floats, Floats]:
     """Advantages and returns of T steps of N environments, time first.
 
@@ -49,6 +50,9 @@ def generalised_advantages(
         v_final_t: f32[T, N] values of final observations; read only where truncated and not terminated.
         discount: gamma.
         lambda_: 0 = one-step, 1 = Monte Carlo.
+        segment_t: i8[T, N]; where given, A_tp1 reaches back only within a segment: what a later segment earns is known
+            to an earlier one by its value alone. Never used by default; it is what credit over the whole episode is
+            held against.
 
     Returns:
         A_t f32[T, N], and the returns A_t + v_t f32[T, N] for the critic.
@@ -67,8 +71,16 @@ def generalised_advantages(
                 )
     advantages, returns = np.empty_like(r_t), np.empty_like(r_t)
     constants = (np.float32(discount), np.float32(discount * lambda_))
-    _recursion(r_t, v_t, v_last, terminated_t, truncated_t, v_final_t, *constants, advantages, returns)
+    cut_t = np.zeros((0, 0), np.bool_) if segment_t is None else _borders(segment_t)
+    _recursion(r_t, v_t, v_last, terminated_t, truncated_t, v_final_t, cut_t, *constants, advantages, returns)
     return advantages, returns
+
+
+def _borders(segment_t: npt.NDArray[np.int8]) -> Flags:
+    """bool[T, N]: the next step is of another segment; false in the last row."""
+    cut_t = np.zeros(segment_t.shape, np.bool_)
+    cut_t[:-1] = segment_t[1:] != segment_t[:-1]
+    return cut_t
 
 
 @entry
@@ -79,6 +91,7 @@ def _recursion(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913, PLR091
     terminated_t,  # noqa: ANN001
     truncated_t,  # noqa: ANN001
     v_final_t,  # noqa: ANN001
+    cut_t,  # noqa: ANN001
     discount,  # noqa: ANN001
     decay,  # noqa: ANN001
     advantages,  # noqa: ANN001
@@ -92,6 +105,8 @@ def _recursion(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913, PLR091
             done = terminated_t[t, n] or truncated_t[t, n]
             v_tp1 = v_last[n] if back == 0 else v_t[t + 1, n]
             a_tp1 = zero if back == 0 or done else advantages[t + 1, n]
+            if cut_t.size > 0 and cut_t[t, n]:
+                a_tp1 = zero
             if done:
                 v_tp1 = zero if terminated_t[t, n] else v_final_t[t, n]
             a_t = r_t[t, n] + discount * v_tp1 - v_t[t, n] + decay * a_tp1

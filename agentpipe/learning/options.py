@@ -19,6 +19,8 @@ Schedule = Literal["linear", "cosine", "constant"]
 Encoder = Literal["fusion", "mlp"]
 ActorHead = Literal["unit", "linear"]
 Activation = Literal["tanh", "relu"]
+Normalise = Literal["segment", "batch"]
+Credit = Literal["episode", "segment"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,10 @@ class PpoOptions:
     """no further epoch of an update once the mean KL of one exceeds this"""
     reward_clamp: float = 5.0
     """scaled rewards are clamped to plus and minus this"""
+    normalise: Normalise = "segment"
+    """advantages have mean 0 and deviation 1 within each segment, or within the whole batch"""
+    credit: Credit = "episode"
+    """advantages reach back over the whole episode, or within a segment only"""
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,26 @@ class Prepared(NamedTuple):
     """f64[S], one over the deviation of the live advantages of each segment"""
 
 
-def prepare(rollout: Rollout, scaler: RewardScaler, options: PpoOptions) -> Prepared:
-    """Advantages and returns of a rollout, in its own memory; the scaler learns from its rewards."""
+def prepare(
+    rollout: Rollout,
+    scaler: RewardScaler,
+    options: PpoOptions,
+    *,
+    gae_lambda: float | None = None,
+    bonus: npt.NDArray[np.float32] | None = None,
+) -> Prepared:
+    """Advantages and returns of a rollout, in its own memory; the scaler learns from its rewards.
+
+    Args:
+        rollout: T steps of N environments.
+        scaler: of rewards.
+        options: discount, lambda, how advantages are normalised.
+        gae_lambda: of this update; none = that of the options.
+        bonus: f32[T, N], added to the scaled rewards.
+    """
     reward = scaler(rollout.reward, rollout.done)
+    if bonus is not None:
+        reward = reward + bonus
     value = rollout.value.numpy()
     advantages, returns = generalised_advantages(
         reward,
@@ -58,10 +75,14 @@ def prepare(rollout: Rollout, scaler: RewardScaler, options: PpoOptions) -> Prep
         rollout.truncated,
         rollout.final_value,
         options.discount,
-        options.gae_lambda,
+        options.gae_lambda if gae_lambda is None else gae_lambda,
+        rollout.segment if options.credit == "segment" else None,
     )
     batch, live, segment = rollout.batch, rollout.live, rollout.segment.reshape(-1)
-    centre, scale = segment_scale(advantages.reshape(-1), segment, len(SEGMENTS))
+    kind = segment if options.normalise == "segment" else np.zeros_like(segment)
+    centre, scale = segment_scale(advantages.reshape(-1), kind, len(SEGMENTS))
+    if options.normalise == "batch":
+        centre[:], scale[:] = centre[0], scale[0]
     batch.advantage[:live] = torch.from_numpy((advantages.reshape(-1) - centre[segment]) * scale[segment])
     batch.returns[:live] = torch.from_numpy(returns.reshape(-1))
     batch.segment[:live] = torch.from_numpy(segment)
