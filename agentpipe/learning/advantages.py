@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 
 
-def generalised_advantages(
+def generalised_advantages(  # noqa: PLR0913, PLR0917 - the terms of one recursion
     r_t: Floats,
     v_t: Floats,
     v_last: Floats,

@@ -4,7 +4,8 @@ A directory, named by update and content digest, published by rename:
 
 - ``manifest.json``: counters, learning-rate schedule, random state, options, parent, digests of all other files;
 - ``network``, ``best``, ``good``, ``optimiser``, ``random``, ``rewards``, ``pool``, ``statistics``, ``replay`` (where
-  the sampler of recorded steps stands), ``running`` (the episodes that are being recorded), all ``.safetensors``;
+  the sampler of recorded steps stands), ``running`` (the episodes that are being recorded), ``aids`` (what the training
+  aids go by), all ``.safetensors``;
 - ``times.safetensors``: when the steps of those episodes were taken; checked, but not part of the digest;
 - ``updates.arrow``: per update its losses, layer-wise gradient norms and the range of samples it used;
 - ``utilisation.arrow``: per update wall time, processor, memory and temperature; checked, but not part of the digest.
@@ -25,7 +26,7 @@ from agentpipe.storage import publish_directory, read_json, write_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-KIND, FORMAT = "agentpipe.checkpoint", 2
+KIND, FORMAT = "agentpipe.checkpoint", 3
 _MANIFEST, _POINTER = "manifest.json", "checkpoints.json"
 _UPDATES, _UTILISATION = "updates.arrow", "utilisation.arrow"
 GROUPS = (
@@ -40,6 +41,7 @@ GROUPS = (
     "replay",
     "running",
     "times",
+    "aids",
 )
 _UNSEALED = (_UTILISATION, "times.safetensors")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from agentpipe.errors import SettingsError
+from agentpipe.learning.aids.options import AidOptions, OrchestratorOptions
 from agentpipe.storage import canonical_json, digest_bytes
 
 if TYPE_CHECKING:
@@ -194,6 +195,10 @@ class TrainingOptions:
     """circuit breakers"""
     replay: ReplayOptions = field(default_factory=ReplayOptions)
     """the recorded part of each batch"""
+    aids: AidOptions = field(default_factory=AidOptions)
+    """curiosity, dynamic lambda, rates of each layer"""
+    orchestrator: OrchestratorOptions | None = None
+    """steers training environments; none = each keeps the disturbance that its table gives it"""
     stream: StreamOptions | None = None
     """how live rollouts are recorded; none = they are not"""
     budget_steps: int = 16_000_000
@@ -278,9 +283,14 @@ class FineTuningOptions:
 
 def as_json(options: DataclassInstance) -> dict[str, Any]:
     """The options as plain JSON values."""
-    return {
-        key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(options).items()
-    }
+    plain: dict[str, Any] = _plain(dataclasses.asdict(options))
+    return plain
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - a tree of options
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def network_options(content: dict[str, Any]) -> NetworkOptions:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agentpipe.learning.aids.base import LogEntry
     from agentpipe.learning.gates import GateFigure, WarmUpFigures
     from agentpipe.learning.package import PolicyPackage
 
@@ -46,6 +47,8 @@ class TrainingResult:
     """gates 2 and 4"""
     update_log: tuple[dict[str, Any], ...]
     """one row an update"""
+    aid_log: tuple[LogEntry, ...]
+    """what training aids did, and why"""
     tensorboard: Path
     """folder of the event files"""
     shards: tuple[Path, ...] = ()

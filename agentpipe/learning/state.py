@@ -66,7 +66,9 @@ class TrainingState:
         self.network = PolicyNetwork(len(statistics.names), action_count, options.network)
         self.network.initialise(torch.Generator().manual_seed(seed_of(options.seed, "weights")))
         self.network.set_statistics(statistics)
-        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=options.ppo.learning_rate, eps=1e-5, fused=True)
+        self.layers = layers(self.network)
+        groups = [{"params": [parameter for _, parameter in layer]} for layer in self.layers]
+        self.optimiser = torch.optim.Adam(groups, lr=options.ppo.learning_rate, eps=1e-5, fused=True)
         self.generator = torch.Generator().manual_seed(seed_of(options.seed, "order"))
         self.uniforms = np.random.Generator(np.random.PCG64(seed_of(options.seed, "rollouts")))
         self.scaler = RewardScaler(size, options.ppo.discount, options.ppo.reward_clamp)
@@ -76,6 +78,12 @@ class TrainingState:
         self.good = self.weights()
         self.updates: list[dict[str, Any]] = []
         self.utilisation: list[dict[str, Any]] = []
+
+    def set_rates(self, top: float, bottom_share: float) -> None:
+        """Rate of each layer: ``top`` at the heads, ``top * bottom_share`` at the bottom, geometric between."""
+        highest = max(1, len(self.layers) - 1)
+        for depth, group in enumerate(self.optimiser.param_groups):
+            group["lr"] = top * bottom_share ** ((highest - depth) / highest)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """A copy of the network's weights."""
@@ -97,7 +105,7 @@ class TrainingState:
             "uniforms": self.uniforms.bit_generator.state,
             "options": self.options.decisive(),
             "options_digest": self.options.digest(),
-            "learning_rate": float(self.optimiser.param_groups[0]["lr"]),
+            "learning_rate": float(self.optimiser.param_groups[-1]["lr"]),
             "observation_names": list(self.statistics.names),
             **context,
         }
@@ -150,7 +158,8 @@ class TrainingState:
 
     def _restore_optimiser(self, arrays: Arrays, file: Path) -> None:
         state: dict[int, dict[str, torch.Tensor]] = {}
-        for index, (name, parameter) in enumerate(self.network.named_parameters()):
+        named = [pair for layer in self.layers for pair in layer]
+        for index, (name, parameter) in enumerate(named):
             slots = {key.rpartition("/")[2]: array for key, array in arrays.items() if key.rpartition("/")[0] == name}
             for key, array in slots.items():
                 if key != "step" and array.shape != tuple(parameter.shape):
@@ -160,6 +169,19 @@ class TrainingState:
             if slots:
                 state[index] = {key: torch.from_numpy(array) for key, array in slots.items()}
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state})
+
+
+def layers(network: PolicyNetwork) -> list[list[tuple[str, torch.nn.Parameter]]]:
+    """The parameters that the policy gradient trains, with their names, from the encoder's first layer to the heads."""
+    found: dict[int, list[tuple[str, torch.nn.Parameter]]] = {}
+    for name, parameter in network.named_parameters():
+        part, _, rest = name.partition(".")
+        if part in {"perception", "memory"}:
+            continue
+        hidden = int(rest.split(".")[0]) + 1 if part in {"actor_hidden", "critic_hidden"} else 0
+        depth = len(network.options.hidden) if part in {"actor_head", "critic_head"} else hidden
+        found.setdefault(depth, []).append((name, parameter))
+    return [found[depth] for depth in sorted(found)]
 
 
 def seed_of(root: int, stream: str) -> int:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from agentpipe.environments.layout import ACTION_NAMES, SIMULATOR_VERSION
 from agentpipe.errors import CheckpointError, LearningError
 from agentpipe.learning import checkpoint as checkpoints
+from agentpipe.learning.aids.base import Knobs
+from agentpipe.learning.aids.chosen import chosen_aids
 from agentpipe.learning.anchor import Anchor, AnchoredGradient
 from agentpipe.learning.fused import SegmentedGradient
 from agentpipe.learning.gates import Breaker, training_gate, warm_up_gate
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from agentpipe.environments.pool import LinePool
     from agentpipe.experience.store.shard import Shard
     from agentpipe.learning.normalisation import ObservationStatistics
+    from agentpipe.learning.options import PpoOptions
     from agentpipe.learning.replay import Replay
     from agentpipe.learning.stream import LiveSource
     from agentpipe.learning.tensors import Arrays
@@ -157,6 +160,7 @@ class _Run:
         ppo = self.options.ppo
         self.gradient = SegmentedGradient(state.network, ppo.clip, ppo.value_weight, workers)
         self.breaker = Breaker(self.options.gates)
+        self.aids = chosen_aids(self.options)
         self.utilisation = Utilisation()
         self.started = time.monotonic()
         self.spent, self.steps = 0.0, 0
@@ -204,6 +208,7 @@ class _Run:
             content, index = found.content.get("stream") or {}, found.content.get("trajectory_index") or []
             self.stream.restore(index, content, {**found.arrays["running"], **found.arrays["times"]})
         self.state.restore(found, self.pool, path)
+        self.aids.restore(found.content["aids"], found.arrays["aids"], path)
         if self.stream is not None:
             self.stream.go_on()
         self.breaker.streaks = self.state.counters.streaks
@@ -290,10 +295,8 @@ class _Run:
         state, ppo, counters = self.state, self.options.ppo, self.state.counters
         began = time.monotonic()
         done = counters.environment_steps / self.options.budget_steps
-        rate = ppo.learning_rate * share_at(ppo.schedule, done, ppo.final_learning_rate_share)
-        entropy_weight = ppo.entropy_weight * share_at("linear", done, ppo.final_entropy_share)
-        for group in state.optimiser.param_groups:
-            group["lr"] = rate
+        knobs = self.aids.before(_scheduled(ppo, done), self.pool)
+        state.set_rates(knobs.learning_rate, knobs.bottom_rate)
         number, first = counters.update + 1, counters.environment_steps
         samples: dict[str, Any] = {
             "samples/live_first": first,
@@ -309,7 +312,8 @@ class _Run:
         if self.stream is not None:
             self.stream.collected()
         collected = time.monotonic()
-        prepared = prepare(rollout, state.scaler, ppo)
+        bonus = self.aids.collected(rollout, self.pool)
+        prepared = prepare(rollout, state.scaler, ppo, gae_lambda=knobs.gae_lambda, bonus=bonus)
         batch = prepared.batch
         if self.replay is not None:
             batch, drawn = self.replay.fill(prepared, rollout.live, state.scaler, ppo.discount, number=number)
@@ -324,14 +328,16 @@ class _Run:
             batch,
             ppo,
             state.generator,
-            entropy_weight=entropy_weight,
+            entropy_weight=knobs.entropy_weight,
             number=number,
         )
         counters.update, counters.environment_steps = number, first + rollout.live
         if self.stream is not None:
             samples |= {"samples/live_shard": self.stream.end(), "samples/live_policy": number}
         figures = {**prepared.figures, **result.losses}
-        losses = {**figures, "charts/learning_rate": rate, "charts/entropy_weight": entropy_weight}
+        losses = {**figures, **{f"charts/{name}": float(value) for name, value in vars(knobs).items()}}
+        judged = training_gate(losses, _pairs(counters.validations), self.options.gates)
+        losses |= self.aids.updated(number, losses, [figure for figure in judged if figure.status != "pass"])
         complaint = self.breaker.observe(losses)
         counters.streaks, counters.stopped = dict(self.breaker.streaks), complaint or ""
         if self.breaker.healthy:
@@ -370,6 +376,7 @@ class _Run:
         top, tolerance = max((seen for _, seen in counters.validations), default=None), self.options.tolerance
         counters.validations.append([counters.update, score])
         self.events.write({"charts/validation": score}, counters.environment_steps)
+        self.aids.looked(counters.update, counters.validations)
         if top is None or score > top or (tolerance > 0 and score >= top - tolerance):
             counters.best_score, counters.best_update, counters.looks = score, counters.update, 0
             state.best = state.weights()
@@ -411,6 +418,7 @@ class _Run:
             context |= {"trajectory_index": index, "stream": content}
             arrays["times"] = {"time_ns": running.pop("time_ns")}
             arrays["running"] = running
+        context["aids"], arrays["aids"] = self.aids.state()
         if self.replay is not None:
             context["replay"], arrays["replay"] = self.replay.state()
         made = self.state.to_checkpoint(self.pool, context, arrays)
@@ -421,7 +429,7 @@ class _Run:
         state, counters = self.state, self.state.counters
         package = self._package(state.chosen())
         path = package.save(self.directory / "package")
-        validations = tuple((int(number), score) for number, score in counters.validations)
+        validations = _pairs(counters.validations)
         gates = () if state.warm_up is None else warm_up_gate(state.warm_up, self.options.gates)
         if state.updates:
             gates = (*gates, *training_gate(state.updates[-1], validations, self.options.gates))
@@ -442,7 +450,19 @@ class _Run:
             warm_up=state.warm_up,
             gates=gates,
             update_log=tuple(state.updates),
+            aid_log=tuple(self.aids.log),
             tensorboard=self.directory / "tensorboard",
             shards=shards,
             unshrunk="" if self.stream is None else self.stream.complaint,
         )
+
+
+def _scheduled(ppo: PpoOptions, done: float) -> Knobs:
+    """What the schedule says after ``done`` (0 to 1) of the budget."""
+    rate = ppo.learning_rate * share_at(ppo.schedule, done, ppo.final_learning_rate_share)
+    entropy_weight = ppo.entropy_weight * share_at("linear", done, ppo.final_entropy_share)
+    return Knobs(rate, entropy_weight, ppo.gae_lambda)
+
+
+def _pairs(validations: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
+    return tuple((int(number), score) for number, score in validations)
