@@ -17,6 +17,9 @@ from agentpipe.storage import canonical_json, digest_bytes
 
 ProfileName = Literal["demo", "standard"]
 SamplerName = Literal["uniform", "causal", "prioritised"]
+EncoderName = Literal["fusion", "mlp"]
+ActorHeadName = Literal["unit", "linear"]
+AidMode = Literal["off", "remedy", "always"]
 Durability = Literal["process", "power"]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -40,7 +43,15 @@ class TrainingSettings(_Section):
     epochs: int = Field(2, gt=0, description="passes over each rollout")
     hidden: int = Field(256, gt=0, description="width of the two hidden layers")
     shared_trunk: bool = Field(True, description="one trunk for actor and critic; false = one for each")
-    learning_rate: float = Field(3e-4, gt=0)
+    encoder: EncoderName = Field(
+        "fusion", description="the policy reads observation, last action and time; mlp = the observation alone"
+    )
+    actor_head: ActorHeadName = Field(
+        "linear", description="unit = non-negative weights in rows of norm 1, with a learned temperature"
+    )
+    perception: int = Field(0, ge=0, description="width of the network that believes which fault it is; 0 = none")
+    memory: int = Field(0, ge=0, description="units of the recurrent memory; 0 = none")
+    learning_rate: float = Field(3e-4, gt=0, lt=1)
     final_learning_rate_share: float = Field(0.05, ge=0, le=1, description="last learning rate over the first")
     gamma: float = Field(0.995, gt=0, le=1)
     gae_lambda: float = Field(0.95, ge=0, le=1)
@@ -65,6 +76,23 @@ class TrainingSettings(_Section):
     replay_fresh: int | None = Field(
         None, gt=0, description="draw only from the newest so many behaviour policies; none = from all"
     )
+
+
+class AidSettings(_Section):
+    """Training aids: off, as the remedy of a gate that warns, or always."""
+
+    curiosity: AidMode = Field("remedy", description="a bonus for states that have rarely been met")
+    curiosity_weight: float = Field(0.02, ge=0, description="of the bonus, beside scaled rewards")
+    dynamic_lambda: AidMode = Field("remedy", description="lambda of the advantages moves from 0.92 to 0.97")
+    layer_rates: AidMode = Field("remedy", description="learning rates rise from the lowest layer to the heads")
+
+
+class OrchestratorSettings(_Section):
+    """The bandit that steers training environments towards disturbances the policy is unsure of."""
+
+    share: Share = Field(0.0, description="of the training environments that it may steer; 0 = none")
+    floor: Share = Field(0.2, description="of its moves that is spread evenly over all combinations")
+    every: int = Field(5, gt=0, description="updates between two decisions")
 
 
 class EvaluationSettings(_Section):
@@ -266,6 +294,8 @@ class Settings(BaseSettings):
     seed: int = Field(0, ge=0, lt=2**63)
     threads: int = Field(2, gt=0, le=256)
     training: TrainingSettings = TrainingSettings()
+    aids: AidSettings = AidSettings()
+    orchestrator: OrchestratorSettings = OrchestratorSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     experience: ExperienceSettings = ExperienceSettings()
     feedback: FeedbackSettings = FeedbackSettings()

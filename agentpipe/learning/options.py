@@ -352,8 +352,19 @@ def training_options(settings: Settings) -> TrainingOptions:
     warm_up = WarmUpOptions(
         episodes=chosen.warmup_episodes, minibatch=chosen.warmup_minibatch, learning_rate=chosen.warmup_learning_rate
     )
+    network = NetworkOptions(
+        hidden=(chosen.hidden, chosen.hidden),
+        shared_trunk=chosen.shared_trunk,
+        encoder=chosen.encoder,
+        actor_head=chosen.actor_head,
+        perception=chosen.perception,
+        memory=chosen.memory,
+    )
+    steered = settings.orchestrator
     return TrainingOptions(
-        network=NetworkOptions(hidden=(chosen.hidden, chosen.hidden), shared_trunk=chosen.shared_trunk),
+        network=network,
+        aids=AidOptions(**settings.aids.model_dump()),
+        orchestrator=OrchestratorOptions(**steered.model_dump()) if steered.share > 0 else None,
         ppo=ppo,
         warm_up=warm_up if chosen.warmup_episodes > 0 else None,
         gates=GateOptions(
