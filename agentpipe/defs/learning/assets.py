@@ -1,5 +1,6 @@
 """The policy: from random weights, near the champion, or from a day's labelled decisions."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from agentpipe.defs.graph import specification
 from agentpipe.defs.learning.checks import candidate_gates, training_specs
 from agentpipe.defs.learning.training import Made, NothingLearnedError, make
 from agentpipe.defs.resources import Workspace
-from agentpipe.defs.steps import Step, plot, step
+from agentpipe.defs.steps import Step, plot, rows, step
 from agentpipe.defs.under_way import SKIPPED_TAG
 from agentpipe.errors import LearningError
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from agentpipe.learning.result import TrainingResult
 
 
+AIDS_SHOWN = 60
+"""Newest entries of the aids' log in the UI; all of them are in the checkpoint."""
 DESCRIPTION = """One candidate policy, with everything needed to go on training.
 
 `manual` starts from random weights and a warm-up that clones an expert. `nightly` starts from the champion and is
@@ -95,6 +98,7 @@ def _trained(trained: "TrainingResult | None", workspace: Workspace) -> dict[str
         "updates": trained.updates,
         "environment_steps": trained.environment_steps,
         "live_shards": len(trained.shards),
+        "aids_at_work": len(trained.aid_log),
         **_shares(trained),
         "checkpoint": str(trained.checkpoint.relative_to(workspace.root.resolve())),
     }
@@ -121,6 +125,7 @@ def _shown(made: Made, workspace: Workspace) -> dict[str, Any]:
         "explanation": made.trained.explanation,
         "steps_per_second": made.trained.steps_per_second,
         "validation": plot(_curve(made.trained, workspace), "validation success"),
+        "aids": rows([dataclasses.asdict(entry) for entry in made.trained.aid_log[-AIDS_SHOWN:]]),
         "tensorboard": dg.MetadataValue.path(str(made.trained.tensorboard)),
     }
 
