@@ -147,7 +147,8 @@ def lessons(
         action_segment=action_segment,
     ).any
     with torch.no_grad():
-        encoded = network.encode(torch.from_numpy(part["observation"]), torch.from_numpy(part["time"]))
+        seen = (torch.from_numpy(part[name]) for name in ("observation", "last_action", "time"))
+        encoded, _ = network.encode(*seen)
     return Lessons(
         ids,
         encoded,

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from agentpipe.learning.normalisation import ObservationStatistics
     from agentpipe.learning.options import NetworkOptions
 
@@ -23,8 +25,85 @@ _SHORTEST_PERIOD = 0.25
 """period of the fastest time encoding, minutes"""
 
 
+class UnitHead(nn.Module):
+    """Logits from non-negative weights in rows of norm 1, a temperature and a bias.
+
+        z = T W h + b,   W_j = softplus(V_j) / ||softplus(V_j)||,   T = exp(log_temperature)
+
+    Every logit weighs the hidden features in one direction of unit length, and one temperature T, learned as its
+    logarithm, says how decided all of them are together. Softmax does not see what is added to all logits, so that
+    non-negative weights alone rule out nothing: the same vector can be added to all rows of any matrix. The unit norms
+    do: with non-negative unit rows two of them are at most sqrt(2) apart, hence |(z_i - b_i) - (z_j - b_j)| <=
+    sqrt(2) T ||h||. Nothing but T and b can let one action run away from the others.
+
+    With dL/dW' the gradient at the effective weight W' = T W, s = softplus(V) and n = ||s|| row by row,
+
+        dL/dV     = T / n (dL/dW' - W (W . dL/dW')) sigmoid(V)
+        dL/dlog T = sum W' . dL/dW'
+
+    Args:
+        features: H, width of the last hidden layer.
+        actions: A.
+    """
+
+    def __init__(self, features: int, actions: int) -> None:
+        super().__init__()
+        self.weight_raw = nn.Parameter(torch.zeros(actions, features))
+        """V, f32[A, H]"""
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(features) / 2.0))
+        """f32[]"""
+        self.bias = nn.Parameter(torch.zeros(actions))
+        """f32[A]"""
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator) -> None:
+        """V ~ N(0, 0.01^2), T = sqrt(H), b = 0.
+
+        All rows are then close to 1 / sqrt(H) in each place. What they have in common moves no probability, and logits
+        differ by about 0.007 ||h||: the first policy is nearly uniform over the legal actions. T = sqrt(H) makes the
+        effective weights about 1, so that a step of Adam moves them as far as it moves those of a linear layer.
+        """
+        nn.init.normal_(self.weight_raw, 0.0, 0.01, generator=generator)
+        self.log_temperature.fill_(math.log(self.weight_raw.shape[1]) / 2.0)
+        nn.init.zeros_(self.bias)
+
+    def effective_weight(self) -> Tensor:
+        """T W, f32[A, H]: the weight of the linear layer that this head equals."""
+        positive = nn.functional.softplus(self.weight_raw)
+        weight: Tensor = self.log_temperature.exp() * positive / positive.norm(dim=1, keepdim=True)
+        return weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits f32[N, A] of hidden features f32[N, H]."""
+        return nn.functional.linear(hidden, self.effective_weight(), self.bias)
+
+    @torch.no_grad()
+    def folded(self) -> nn.Linear:
+        """The linear layer that this head equals at present; what is exported."""
+        actions, features = self.weight_raw.shape
+        linear = nn.Linear(features, actions)
+        linear.weight.copy_(self.effective_weight())
+        linear.bias.copy_(self.bias)
+        return linear
+
+
 class PolicyNetwork(nn.Module):
     """Actor and critic over a normalised observation, an embedding of the last action and a sin/cos encoding of time.
+
+    With x = [normalised observation | sin | cos] (``encoded``, width E), the embedding e(l) of the last action l and f
+    the activation, each of the T trunks (one for the actor and one for the critic, or one for both) is
+
+        h_1 = f(W_1 x + P e(l) + b_1),   h_k = f(W_k h_(k-1) + b_k),   z = actor_head(h_K),   V = w h_K + c
+
+    where W_1 x + P e(l) is the first layer over the concatenation [x | e(l)], written as a table look-up. With the
+    encoder ``mlp`` x is the normalised observation alone, and there is neither embedding nor P. ``actor_head`` is a
+    linear layer or a :class:`UnitHead`.
+
+    Parameters, with D features, A actions, embedding width e, F octaves of time, E = D + 2 F, hidden widths w_1 .. w_K:
+
+        (A + 1) e + e T w_1 + (E + 1) T w_1 + T sum_k (w_k + 1) w_(k+1) + head + w_K + 1
+
+    with head = (w_K + 1) A, and one more for ``unit``; ``mlp`` has no first two terms and E = D.
 
     Args:
         observation_size: D.
@@ -35,6 +114,11 @@ class PolicyNetwork(nn.Module):
     mean: Tensor
     scale: Tensor
     frequencies: Tensor
+    embedding: nn.Embedding
+    """of the last action, f32[A + 1, e]; only where :attr:`fuses`"""
+    projection: nn.Linear
+    """P, of the embedding into the first layer; only where :attr:`fuses`"""
+    actor_head: nn.Linear | UnitHead
 
     def __init__(self, observation_size: int, action_count: int, options: NetworkOptions) -> None:
         super().__init__()
@@ -47,40 +131,74 @@ class PolicyNetwork(nn.Module):
         self.register_buffer("frequencies", 2.0 * math.pi / (_SHORTEST_PERIOD * 2.0**octaves), persistent=False)
         trunks = 1 if options.shared_trunk else 2
         width = options.hidden[0]
-        self.embedding = nn.Embedding(action_count + 1, options.action_embedding)
-        self.projection = nn.Linear(options.action_embedding, trunks * width, bias=False)
+        if self.fuses:
+            self.embedding = nn.Embedding(action_count + 1, options.action_embedding)
+            self.projection = nn.Linear(options.action_embedding, trunks * width, bias=False)
         self.first = nn.Linear(self.encoded_size, trunks * width)
         self.actor_hidden = _stack(options.hidden)
         self.critic_hidden = nn.ModuleList() if options.shared_trunk else _stack(options.hidden)
-        self.actor_head = nn.Linear(options.hidden[-1], action_count)
+        head = UnitHead if options.actor_head == "unit" else nn.Linear
+        self.actor_head = head(options.hidden[-1], action_count)
         self.critic_head = nn.Linear(options.hidden[-1], 1)
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the first layer reads last action and time beside the observation."""
+        return self.options.encoder == "fusion"
 
     @property
     def encoded_size(self) -> int:
         """Width of what :meth:`encode` returns: observation, then sines, then cosines of time."""
-        return self.observation_size + 2 * self.options.time_frequencies
+        return self.observation_size + (2 * self.options.time_frequencies if self.fuses else 0)
+
+    def policy_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and parameters that the policy's own losses and optimiser reach, in the order of registration."""
+        yield from self.named_parameters()
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Orthogonal weights (gain 0.01 in the actor's head, 1 in the critic's), zero biases; from ``generator``."""
+        """Orthogonal weights (gain 0.01 in a linear actor's head, 1 in the critic's), zero biases; by ``generator``."""
         gain = nn.init.calculate_gain(self.options.activation)
         heads = {self.actor_head: 0.01, self.critic_head: 1.0}
         for module in self.modules():
+            if isinstance(module, UnitHead):
+                module.initialise(generator)
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight, heads.get(module, gain), generator=generator)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        nn.init.normal_(self.embedding.weight, 0.0, 0.1, generator=generator)
+        if self.fuses:
+            nn.init.normal_(self.embedding.weight, 0.0, 0.1, generator=generator)
 
     def set_statistics(self, statistics: ObservationStatistics) -> None:
         """Fixes the normalisation: (observation - mean) * scale, in float32."""
         self.mean.copy_(torch.from_numpy(statistics.mean.astype("float32")))
         self.scale.copy_(torch.from_numpy(statistics.scale))
 
-    def encode(self, observation: Tensor, time: Tensor) -> Tensor:
-        """Normalised and clipped observation, and the encoding of time (minutes): f32[N, encoded_size]."""
+    def encode(
+        self,
+        observation: Tensor,
+        last_action: Tensor,  # noqa: ARG002
+        time: Tensor,
+        memory: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """All that the first layer reads but the last action, and what the memory keeps.
+
+        Args:
+            observation: f32[N, D], raw.
+            last_action: i64[N], 0 to A; A = none yet.
+            time: f32[N], minutes since the start of the episode.
+            memory: f32[N, M], what the call before returned for these rows; none where the network has no memory.
+
+        Returns:
+            Encoded input f32[N, encoded_size]: the observation, normalised and clipped, sines and cosines of time; and
+            the memory f32[N, M] (M = 0 without).
+        """
         normalised = ((observation - self.mean) * self.scale).clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
+        kept = normalised[..., :0] if memory is None else memory
+        if not self.fuses:
+            return normalised, kept
         angle = time.unsqueeze(-1) * self.frequencies
-        return torch.cat([normalised, angle.sin(), angle.cos()], dim=-1)
+        return torch.cat([normalised, angle.sin(), angle.cos()], dim=-1), kept
 
     def heads(self, encoded: Tensor, last_action: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Masked logits f32[N, A] (illegal actions at -1e9) and values f32[N] of encoded input."""
@@ -94,9 +212,12 @@ class PolicyNetwork(nn.Module):
         Returns:
             With a shared trunk its last activations f32[N, width]; else the first ones of both trunks, side by side.
         """
-        # Equal to concatenating the embedding to the input, at the price of a table look-up.
-        table = self.projection(self.embedding.weight)
-        hidden = self._activate(self.first(encoded) + table[last_action])
+        hidden = self.first(encoded)
+        if self.fuses:
+            # Equal to concatenating the embedding to the input, at the price of a table look-up.
+            table = self.projection(self.embedding.weight)
+            hidden = hidden + table[last_action]
+        hidden = self._activate(hidden)
         if self.options.shared_trunk:
             for layer in self.actor_hidden:
                 hidden = self._activate(layer(hidden))
@@ -113,6 +234,11 @@ class PolicyNetwork(nn.Module):
         for layer in self.critic_hidden:
             critic = self._activate(layer(critic))
         return actor, critic
+
+    def actor_weight(self) -> Tensor:
+        """Weight of the actor's head, f32[A, H]; of a :class:`UnitHead` the effective one."""
+        head = self.actor_head
+        return head.effective_weight() if isinstance(head, UnitHead) else head.weight
 
     def in_encoder(self, name: str) -> bool:
         """Whether the parameter ``name`` belongs to the encoder."""
@@ -134,7 +260,7 @@ class PolicyNetwork(nn.Module):
             action i64[N] (the first most probable one; -1 where nothing is allowed), probabilities f32[N, A] (all
             zero where nothing is allowed), value f32[N] (in scaled returns).
         """
-        logits, value = self.heads(self.encode(observation, time), last_action, mask)
+        logits, value = self.heads(self.encode(observation, last_action, time)[0], last_action, mask)
         probabilities = logits.softmax(dim=-1) * mask
         action = torch.where(mask.any(dim=-1), logits.argmax(dim=-1), -1)
         return action, probabilities, value

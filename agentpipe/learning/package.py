@@ -7,7 +7,7 @@ A directory with ``package.json`` (signature, names, provenance, digests), ``wei
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SIGNATURE_VERSION = 1
+_ALWAYS: Final = {"encoder": "fusion", "actor_head": "linear", "perception": 0, "memory": 0}
+"""what networks were before these could be chosen; left out of a manifest, so that its digest stays what it was"""
 _WEIGHTS, _STATISTICS = "weights.safetensors", "statistics.safetensors"
 
 
@@ -184,7 +186,7 @@ class PolicyPackage:
             "kind": KIND,
             "format": FORMAT,
             "signature": self.signature,
-            "network": as_json(self.network.options),
+            "network": _stored(as_json(self.network.options)),
             "observation_names": list(self.observation_names),
             "action_names": list(self.action_names),
             "simulator_version": self.simulator_version,
@@ -219,7 +221,7 @@ class PolicyPackage:
         names = tuple(required(manifest, "observation_names", where))
         actions = tuple(required(manifest, "action_names", where))
         try:
-            options = network_options(required(manifest, "network", where))
+            options = network_options({**_ALWAYS, **required(manifest, "network", where)})
         except SettingsError as error:
             raise CheckpointError(error.message, file=where, field="network") from error
         network = PolicyNetwork(len(names), len(actions), options)
@@ -251,6 +253,10 @@ def load_weights(module: torch.nn.Module, weights: Mapping[str, npt.NDArray[Any]
         if not np.isfinite(array).all():
             raise CheckpointError(f"{name} is not finite", file=file, field=name)
         tensor.copy_(torch.from_numpy(array))
+
+
+def _stored(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in _ALWAYS or value != _ALWAYS[name]}
 
 
 def _digest(manifest: Mapping[str, Any], files: Mapping[str, str]) -> str:

@@ -207,7 +207,7 @@ class Replay:
                 torch.from_numpy(records[name].astype(np.int64)) for name in ("last_action", "action")
             )
             mask = torch.from_numpy(shard.unpack_masks(records["mask"]))
-            encoded = network.encode(_tensor(records["observation"]), _tensor(records["time"]))
+            encoded = network.encode(_tensor(records["observation"]), last_action, _tensor(records["time"]))[0]
             logits, value = network.heads(encoded, last_action, mask)
             seen.value[at] = value.numpy()
             seen.log_probability[at] = logits.log_softmax(dim=-1).gather(1, action.unsqueeze(1)).squeeze(1).numpy()
@@ -238,8 +238,8 @@ class Replay:
                 continue
             records = np.asarray(shard.finals)[final[cut]]
             with torch.inference_mode():
-                encoded = self.network.encode(_tensor(records["observation"]), _tensor(records["time"]))
                 last_action = torch.from_numpy(records["last_action"].astype(np.int64))
+                encoded, _ = self.network.encode(_tensor(records["observation"]), last_action, _tensor(records["time"]))
                 mask = torch.from_numpy(shard.unpack_masks(records["mask"]))
                 values[episodes[cut]] = self.network.heads(encoded, last_action, mask)[1].numpy()
         return values

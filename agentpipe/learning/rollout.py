@@ -169,7 +169,7 @@ def _decide(
         names = pool.names[at]
         require_finite(pool.observation[at], "observation", step, names)
         require_choice(pool.mask[at], step, names)
-        rollout.encoded[t, at] = network.encode(observation[at], time[at])
+        rollout.encoded[t, at] = network.encode(observation[at], last_action[at], time[at])[0]
         rollout.mask[t, at] = mask[at]
         rollout.last_action[t, at] = last_action[at]
         logits, value = network.heads(rollout.encoded[t, at], rollout.last_action[t, at], rollout.mask[t, at])
@@ -210,8 +210,9 @@ def _values(
     step: int,
 ) -> npt.NDArray[np.float32]:
     require_finite(observation, "observation", step, names)
-    encoded = network.encode(torch.from_numpy(observation), torch.from_numpy(time))
-    _, value = network.heads(encoded, torch.from_numpy(last_action), torch.from_numpy(mask))
+    last = torch.from_numpy(last_action)
+    encoded, _ = network.encode(torch.from_numpy(observation), last, torch.from_numpy(time))
+    _, value = network.heads(encoded, last, torch.from_numpy(mask))
     values: npt.NDArray[np.float32] = value.numpy()
     require_finite(values, "value", step, names)
     return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import warnings
 from collections import Counter
@@ -62,13 +63,16 @@ def export_policy(module: torch.nn.Module, path: Path, signature: Signature) -> 
         path: The file to write.
         signature: Names and sizes; vectors become columns ``[N, 1]`` in the graph, since a Triton row has no rank 0.
 
-    Only constant folding is done here; fusions for one kind of processor are left to the runtime that loads the graph.
-    LayerNorm is one operator, and so is attention where torch's scaled_dot_product_attention computes it: written out
-    in its parts no runtime puts it together again. Equal weights give equal bytes.
+    A part of ``module`` with a method ``folded`` is exported as the module that it returns: a head whose weights follow
+    from parameters becomes a linear layer. Beside that only constant folding is done here; fusions for one kind of
+    processor are left to the runtime that loads the graph. LayerNorm is one operator, and so is attention where torch's
+    scaled_dot_product_attention computes it: written out in its parts no runtime puts it together again. Equal weights
+    give equal bytes.
 
     Raises:
         BundleError: an operator cannot be exported, or the graph is not valid ONNX.
     """
+    module = _folded(module)
     model = _to_onnx(module, signature, OPSET)
     # The exporter names values after the operators of torch that give them.
     if any(_ATTENTION in str(node.output) for node in _nodes(model)):
@@ -80,6 +84,17 @@ def export_policy(module: torch.nn.Module, path: Path, signature: Signature) -> 
     operators = dict(sorted(Counter(node.op_type for node in _nodes(model)).items()))
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     return ExportReport(path, opset, operators, unsupported_operators(model), len(data), digest_bytes(data))
+
+
+def _folded(module: torch.nn.Module) -> torch.nn.Module:
+    names = [name for name, part in module.named_modules() if hasattr(part, "folded")]
+    if not names:
+        return module
+    module = copy.deepcopy(module)
+    for name in names:
+        part: Any = module.get_submodule(name)
+        module.set_submodule(name, part.folded())
+    return module
 
 
 def _to_onnx(module: torch.nn.Module, signature: Signature, opset: int) -> onnx.ModelProto:

@@ -197,7 +197,7 @@ def test_non_finite_observation_is_named(package):
 def test_out_of_range_observations_are_clipped_to_eight_deviations(package):
     observation, last_action, time, mask = inputs(2)
     observation[0], observation[1] = 1e30, -1e30
-    encoded = package.network.encode(torch.from_numpy(observation), torch.from_numpy(time))
+    encoded, _ = package.network.encode(*(torch.from_numpy(part) for part in (observation, last_action, time)))
     assert encoded[0, :OBSERVATION_SIZE].unique().tolist() == [OBSERVATION_CLIP]
     assert encoded[1, :OBSERVATION_SIZE].unique().tolist() == [-OBSERVATION_CLIP]
     assert np.isfinite(package.act(observation, last_action, time, mask).value).all()
@@ -225,7 +225,7 @@ def test_embedding_table_equals_concatenation():
     """The table look-up is the concatenation of the embedding to the input, written differently."""
     network = make(activation="tanh").network
     observation, last_action, time, mask = (torch.from_numpy(part) for part in inputs(6))
-    encoded = network.encode(observation, time)
+    encoded, _ = network.encode(observation, last_action, time)
     wide = torch.cat([encoded, network.embedding(last_action)], dim=1)
     weight = torch.cat([network.first.weight, network.projection.weight], dim=1)
     first = torch.tanh(torch.nn.functional.linear(wide, weight, network.first.bias))

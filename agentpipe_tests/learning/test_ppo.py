@@ -127,11 +127,12 @@ def test_rollout_stores_what_was_seen_and_done():
     rollout = rolled(net, size=4, steps=6)
     pool, generator = TinyPool(4, 0), np.random.default_rng(0)
     for t in range(6):
-        encoded = net.encode(torch.from_numpy(pool.observation), torch.from_numpy(pool.time))
+        last, time = torch.from_numpy(pool.last_action), torch.from_numpy(pool.time)
+        encoded, _ = net.encode(torch.from_numpy(pool.observation), last, time)
         torch.testing.assert_close(rollout.encoded[t], encoded)
         assert rollout.segment[t].tolist() == pool.segment.tolist()
         assert rollout.mask[t].numpy().tolist() == pool.mask.tolist()
-        logits, value = net.heads(encoded, torch.from_numpy(pool.last_action), torch.from_numpy(pool.mask))
+        logits, value = net.heads(encoded, last, torch.from_numpy(pool.mask))
         expected = logits.log_softmax(1)[torch.arange(4), rollout.action[t]]
         torch.testing.assert_close(rollout.log_probability[t], expected.detach())
         torch.testing.assert_close(rollout.value[t], value.detach())
@@ -149,7 +150,7 @@ def test_final_values_are_of_the_final_observation_where_truncated():
         pool.step(rollout.action[t].numpy())
     final = (pool.final_observation, pool.final_time, pool.final_last_action, pool.final_mask)
     observation, time, last, mask = (torch.from_numpy(array) for array in final)
-    expected = net.heads(net.encode(observation, time), last, mask)[1].detach().numpy()
+    expected = net.heads(net.encode(observation, last, time)[0], last, mask)[1].detach().numpy()
     np.testing.assert_allclose(rollout.final_value[3], expected, rtol=1e-6)
     assert (rollout.final_value[:3] == 0).all()
 

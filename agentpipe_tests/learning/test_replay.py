@@ -64,7 +64,7 @@ def judged(net, records):
     observation, time = (torch.from_numpy(records[name].copy()) for name in ("observation", "time"))
     last, mask = torch.from_numpy(records["last_action"].astype(np.int64)), rec.unpack_masks(records["mask"], ACTIONS)
     with torch.no_grad():
-        logits, value = net.heads(net.encode(observation, time), last, torch.from_numpy(mask))
+        logits, value = net.heads(net.encode(observation, last, time)[0], last, torch.from_numpy(mask))
     log_probability = logits.log_softmax(1)[torch.arange(len(records)), torch.from_numpy(records["action"].astype(int))]
     return value.numpy().astype(np.float64), log_probability.numpy().astype(np.float64)
 
@@ -121,7 +121,8 @@ def test_rows_hold_what_v_trace_says_of_the_drawn_steps(threads):
         assert int(batch.segment[row]) == record["segment"]
         assert batch.mask[row].tolist() == rec.unpack_masks(record["mask"], ACTIONS).tolist()
         seen = torch.from_numpy(record["observation"].copy())
-        torch.testing.assert_close(batch.encoded[row], net.encode(seen, torch.tensor(record["time"])))
+        encoded, _ = net.encode(seen, torch.tensor(int(record["last_action"])), torch.tensor(record["time"]))
+        torch.testing.assert_close(batch.encoded[row], encoded)
         assert float(batch.log_probability[row]) == pytest.approx(log_probability, abs=1e-5)
         assert float(batch.advantage[row]) == pytest.approx(advantage, abs=1e-5)
         assert float(batch.returns[row]) == pytest.approx(target, abs=1e-5)
@@ -173,9 +174,10 @@ def test_cut_episode_goes_on_with_the_value_of_its_final_observation_a_terminate
 
 
 def judged_final(net, final):
-    encoded = net.encode(torch.from_numpy(final["observation"].copy()[None]), torch.tensor([final["time"]]))
+    last = torch.tensor([int(final["last_action"])])
+    encoded, _ = net.encode(torch.from_numpy(final["observation"].copy()[None]), last, torch.tensor([final["time"]]))
     mask = torch.ones(1, ACTIONS, dtype=torch.bool)
-    return net.heads(encoded, torch.tensor([int(final["last_action"])]), mask)[1].item()
+    return net.heads(encoded, last, mask)[1].item()
 
 
 def test_advantages_are_clamped():
