@@ -1,6 +1,7 @@
 """The actor-critic network: raw observation, last action, time and mask in; action, probabilities and value out.
 
 Normalisation, masking and the heads exist once, here: training, evaluation and the exported graph all run this code.
+With a memory its state goes in and out, too: it belongs to the caller, one a row.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from agentpipe.errors import LearningError
+from agentpipe.learning.joint.memory import Memory
+from agentpipe.learning.joint.perception import BELIEF, Perception
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
 OBSERVATION_CLIP = 8.0
 """normalised observations are clipped to plus and minus this many standard deviations"""
 _ILLEGAL = -1.0e9
+_APART = ("perception", "memory")
+"""parts with losses and optimisers of their own"""
 _SHORTEST_PERIOD = 0.25
 """period of the fastest time encoding, minutes"""
 
@@ -99,11 +106,17 @@ class PolicyNetwork(nn.Module):
     encoder ``mlp`` x is the normalised observation alone, and there is neither embedding nor P. ``actor_head`` is a
     linear layer or a :class:`UnitHead`.
 
+    Where the options ask for them, x goes on with a belief of what the fault is
+    (:class:`~agentpipe.learning.joint.perception.Perception`) and with the state of a memory
+    (:class:`~agentpipe.learning.joint.memory.Memory`), both detached: what the policy learns reaches the columns of W_1
+    that read them and nothing behind (S12).
+
     Parameters, with D features, A actions, embedding width e, F octaves of time, E = D + 2 F, hidden widths w_1 .. w_K:
 
         (A + 1) e + e T w_1 + (E + 1) T w_1 + T sum_k (w_k + 1) w_(k+1) + head + w_K + 1
 
-    with head = (w_K + 1) A, and one more for ``unit``; ``mlp`` has no first two terms and E = D.
+    with head = (w_K + 1) A, and one more for ``unit``; ``mlp`` has no first two terms and E = D. Perception makes E
+    wider by 21 and a memory of M units by M; what they have themselves stands with them.
 
     Args:
         observation_size: D.
@@ -140,6 +153,13 @@ class PolicyNetwork(nn.Module):
         head = UnitHead if options.actor_head == "unit" else nn.Linear
         self.actor_head = head(options.hidden[-1], action_count)
         self.critic_head = nn.Linear(options.hidden[-1], 1)
+        self.perception: Perception | None = None
+        self.memory: Memory | None = None
+        if options.perception:
+            self.perception = Perception(self.base_size, options.perception, options.activation)
+        if options.memory:
+            inputs, embedding = self.base_size + self.belief_size, options.action_embedding
+            self.memory = Memory(inputs, action_count, embedding, options.memory, observation_size)
 
     @property
     def fuses(self) -> bool:
@@ -147,58 +167,96 @@ class PolicyNetwork(nn.Module):
         return self.options.encoder == "fusion"
 
     @property
-    def encoded_size(self) -> int:
-        """Width of what :meth:`encode` returns: observation, then sines, then cosines of time."""
+    def base_size(self) -> int:
+        """Width of the base encoding: observation, then sines, then cosines of time."""
         return self.observation_size + (2 * self.options.time_frequencies if self.fuses else 0)
 
+    @property
+    def belief_size(self) -> int:
+        """Width of the belief behind it; 0 without perception."""
+        return BELIEF if self.options.perception else 0
+
+    @property
+    def memory_size(self) -> int:
+        """M, width of the memory's state behind both; 0 without a memory."""
+        return self.options.memory
+
+    @property
+    def encoded_size(self) -> int:
+        """Width of what :meth:`encode` returns: base encoding, belief, state of the memory."""
+        return self.base_size + self.belief_size + self.memory_size
+
     def policy_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names and parameters that the policy's own losses and optimiser reach, in the order of registration."""
-        yield from self.named_parameters()
+        """Names and parameters that the policy's own losses and optimiser reach, in the order of registration.
+
+        That is all but those of perception and memory.
+        """
+        for name, parameter in self.named_parameters():
+            if not name.startswith(_APART):
+                yield name, parameter
+
+    def fresh_memory(self, rows: int) -> Tensor:
+        """The memory's state before anything was observed: zeros f32[rows, M]."""
+        return torch.zeros(rows, self.memory_size)
 
     def initialise(self, generator: torch.Generator) -> None:
         """Orthogonal weights (gain 0.01 in a linear actor's head, 1 in the critic's), zero biases; by ``generator``."""
         gain = nn.init.calculate_gain(self.options.activation)
         heads = {self.actor_head: 0.01, self.critic_head: 1.0}
-        for module in self.modules():
+        for name, module in self.named_modules():
             if isinstance(module, UnitHead):
                 module.initialise(generator)
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and not name.startswith(_APART):
                 nn.init.orthogonal_(module.weight, heads.get(module, gain), generator=generator)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
         if self.fuses:
             nn.init.normal_(self.embedding.weight, 0.0, 0.1, generator=generator)
+        for part in (self.perception, self.memory):
+            if part is not None:
+                part.initialise(generator)
 
     def set_statistics(self, statistics: ObservationStatistics) -> None:
         """Fixes the normalisation: (observation - mean) * scale, in float32."""
         self.mean.copy_(torch.from_numpy(statistics.mean.astype("float32")))
         self.scale.copy_(torch.from_numpy(statistics.scale))
 
+    def normalise(self, observation: Tensor) -> Tensor:
+        """Observations f32[..., D] in standard deviations from the mean, clipped."""
+        return ((observation - self.mean) * self.scale).clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
+
     def encode(
-        self,
-        observation: Tensor,
-        last_action: Tensor,  # noqa: ARG002
-        time: Tensor,
-        memory: Tensor | None = None,
+        self, observation: Tensor, last_action: Tensor, time: Tensor, memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """All that the first layer reads but the last action, and what the memory keeps.
+        """All that the first layer reads but the embedding of the last action, and what the memory keeps.
 
         Args:
             observation: f32[N, D], raw.
             last_action: i64[N], 0 to A; A = none yet.
             time: f32[N], minutes since the start of the episode.
-            memory: f32[N, M], what the call before returned for these rows; none where the network has no memory.
+            memory: f32[N, M], the state that the call of the step before gave for these rows, of any value at the start
+                of an episode; needed where the network has a memory, and not looked at where it has none.
 
         Returns:
-            Encoded input f32[N, encoded_size]: the observation, normalised and clipped, sines and cosines of time; and
-            the memory f32[N, M] (M = 0 without).
+            Encoded input f32[N, encoded_size], the parts behind the base encoding detached: the observation, normalised
+            and clipped, sines and cosines of time, the belief, the new state of the memory. And that state, f32[N, M].
+
+        Raises:
+            LearningError: the network has a memory and no state was given.
         """
-        normalised = ((observation - self.mean) * self.scale).clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
-        kept = normalised[..., :0] if memory is None else memory
-        if not self.fuses:
-            return normalised, kept
-        angle = time.unsqueeze(-1) * self.frequencies
-        return torch.cat([normalised, angle.sin(), angle.cos()], dim=-1), kept
+        base = self.normalise(observation)
+        if self.fuses:
+            angle = time.unsqueeze(-1) * self.frequencies
+            base = torch.cat([base, angle.sin(), angle.cos()], dim=-1)
+        if self.perception is not None:
+            base = torch.cat([base, self.perception.belief(base.detach()).detach()], dim=-1)
+        if self.memory is None:
+            return base, base[..., :0]
+        if memory is None:
+            remedy = "pass the state that the step before gave, fresh_memory() at the first"
+            raise LearningError("a policy with a memory was asked without its state", field="memory", remedy=remedy)
+        state = self.memory(base.detach(), last_action, memory)
+        return torch.cat([base, state.detach()], dim=-1), state
 
     def heads(self, encoded: Tensor, last_action: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Masked logits f32[N, A] (illegal actions at -1e9) and values f32[N] of encoded input."""
@@ -246,8 +304,8 @@ class PolicyNetwork(nn.Module):
         return name.startswith(shared)
 
     def forward(
-        self, observation: Tensor, last_action: Tensor, time: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, observation: Tensor, last_action: Tensor, time: Tensor, mask: Tensor, memory: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """The greedy decision.
 
         Args:
@@ -255,14 +313,18 @@ class PolicyNetwork(nn.Module):
             last_action: i64[N], 0 to A; A = none yet.
             time: f32[N], minutes since the start of the episode.
             mask: bool[N, A], true where an action is allowed.
+            memory: f32[N, M], see :meth:`encode`.
 
         Returns:
             action i64[N] (the first most probable one; -1 where nothing is allowed), probabilities f32[N, A] (all
-            zero where nothing is allowed), value f32[N] (in scaled returns).
+            zero where nothing is allowed), value f32[N] (in scaled returns); with a memory its new state f32[N, M].
         """
-        logits, value = self.heads(self.encode(observation, last_action, time)[0], last_action, mask)
+        encoded, state = self.encode(observation, last_action, time, memory)
+        logits, value = self.heads(encoded, last_action, mask)
         probabilities = logits.softmax(dim=-1) * mask
         action = torch.where(mask.any(dim=-1), logits.argmax(dim=-1), -1)
+        if self.memory is not None:
+            return action, probabilities, value, state
         return action, probabilities, value
 
     def _activate(self, values: Tensor) -> Tensor:

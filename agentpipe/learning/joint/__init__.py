@@ -1,0 +1,1 @@
+"""Perception and memory, trained beside the policy: own parameters, own losses, own optimisers (S12)."""
