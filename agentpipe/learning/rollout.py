@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from agentpipe.environments.layout import OBSERVATION_NAMES, REASONS
-from agentpipe.errors import EmptyMaskError, NonFiniteError
+from agentpipe.errors import EmptyMaskError, LearningError, NonFiniteError
 from agentpipe.learning.batch import Batch
 from agentpipe.learning.sampling import sample_categorical
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from agentpipe.environments.pool import LinePool
+    from agentpipe.learning.joint.record import JointRecord
     from agentpipe.learning.network import PolicyNetwork
     from agentpipe.learning.stream import Stream
     from agentpipe.learning.workers import Workers
@@ -35,9 +37,18 @@ class Rollout:
         encoded_size: width of the encoded input.
         action_count: A.
         spare: rows behind the T x N live ones in :attr:`batch`, for replayed samples.
+        joint: what perception and memory learn from; needed to collect with a network that has a memory.
     """
 
-    def __init__(self, steps: int, size: int, encoded_size: int, action_count: int, spare: int = 0) -> None:
+    def __init__(
+        self,
+        steps: int,
+        size: int,
+        encoded_size: int,
+        action_count: int,
+        spare: int = 0,
+        joint: JointRecord | None = None,
+    ) -> None:
         self.steps, self.size, self.live = steps, size, steps * size
         self.batch = Batch.allocate(self.live + spare, encoded_size, action_count)
         live = self.batch.first(self.live)
@@ -53,6 +64,8 @@ class Rollout:
         self.truncated = np.zeros((steps, size), dtype=np.bool_)
         self.final_value = np.zeros((steps, size), dtype=np.float32)
         self.last_value = np.zeros(size, dtype=np.float32)
+        self.joint = joint
+        self.memory = torch.zeros(size, 0) if joint is None else joint.memory
 
     @property
     def done(self) -> npt.NDArray[np.bool_]:
@@ -124,14 +137,18 @@ def collect(
     Raises:
         NonFiniteError: at the first non-finite observation, value or reward, naming environment, field and step.
         EmptyMaskError: an environment allows no action.
+        LearningError: the network has a memory, and the rollout does not keep it.
     """
     figures = EpisodeFigures()
     with torch.inference_mode():
+        joint = _begin(pool, network, rollout)
         for t in range(rollout.steps):
             if expert is not None:
                 rollout.action[t] = torch.from_numpy(expert(t))
             _decide(pool, network, rollout, t, None if expert else generator.random(pool.size), workers, step + t)
             rollout.segment[t] = pool.segment
+            if joint is not None:
+                joint.before(t, pool)
             if stream is not None:
                 stream.before()
             pool.step(rollout.action[t].numpy())
@@ -146,8 +163,10 @@ def collect(
             if len(ended):
                 figures.add(pool, ended)
                 _bootstrap(pool, network, rollout, t, step + t)
+        if joint is not None:
+            joint.end(pool)
         now = (pool.observation, pool.last_action, pool.time, pool.mask)
-        rollout.last_value[:] = _values(network, *now, pool.names, step + rollout.steps)
+        rollout.last_value[:] = _values(network, *now, rollout.memory, pool.names, step + rollout.steps)
     return figures
 
 
@@ -169,7 +188,8 @@ def _decide(
         names = pool.names[at]
         require_finite(pool.observation[at], "observation", step, names)
         require_choice(pool.mask[at], step, names)
-        rollout.encoded[t, at] = network.encode(observation[at], last_action[at], time[at])[0]
+        encoded, memory = network.encode(observation[at], last_action[at], time[at], rollout.memory[at])
+        rollout.encoded[t, at], rollout.memory[at] = encoded, memory
         rollout.mask[t, at] = mask[at]
         rollout.last_action[t, at] = last_action[at]
         logits, value = network.heads(rollout.encoded[t, at], rollout.last_action[t, at], rollout.mask[t, at])
@@ -186,7 +206,17 @@ def _decide(
     workers.run(block, -(-pool.size // BLOCK))
 
 
+def _begin(pool: LinePool, network: PolicyNetwork, rollout: Rollout) -> JointRecord | None:
+    if rollout.memory.shape != (pool.size, network.memory_size):
+        raise LearningError("the rollout does not keep the policy's memory", field="memory", remedy="give it a record")
+    if rollout.joint is not None:
+        rollout.joint.begin()
+    return rollout.joint
+
+
 def _bootstrap(pool: LinePool, network: PolicyNetwork, rollout: Rollout, t: int, step: int) -> None:
+    if rollout.joint is not None:
+        rollout.joint.ended(t, pool)
     rows = np.flatnonzero(pool.truncated & ~pool.terminated)
     if len(rows):
         rollout.final_value[t, rows] = _values(
@@ -195,6 +225,7 @@ def _bootstrap(pool: LinePool, network: PolicyNetwork, rollout: Rollout, t: int,
             pool.final_last_action[rows],
             pool.final_time[rows],
             pool.final_mask[rows],
+            rollout.memory[torch.from_numpy(rows)],
             [pool.names[row] for row in rows],
             step,
         )
@@ -206,12 +237,13 @@ def _values(
     last_action: npt.NDArray[np.int64],
     time: npt.NDArray[np.float32],
     mask: npt.NDArray[np.bool_],
+    memory: Tensor,
     names: Sequence[str],
     step: int,
 ) -> npt.NDArray[np.float32]:
     require_finite(observation, "observation", step, names)
     last = torch.from_numpy(last_action)
-    encoded, _ = network.encode(torch.from_numpy(observation), last, torch.from_numpy(time))
+    encoded, _ = network.encode(torch.from_numpy(observation), last, torch.from_numpy(time), memory)
     _, value = network.heads(encoded, last, torch.from_numpy(mask))
     values: npt.NDArray[np.float32] = value.numpy()
     require_finite(values, "value", step, names)

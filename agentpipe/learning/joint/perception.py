@@ -59,7 +59,7 @@ class Perception(nn.Module):
 
     def belief(self, base: Tensor) -> Tensor:
         """The probabilities of the three questions side by side, f32[..., 21]."""
-        parts = torch.split(self.forward(base), TRUTH_SIZES, dim=-1)
+        parts = torch.split(self.forward(base), list(TRUTH_SIZES), dim=-1)
         return torch.cat([part.softmax(dim=-1) for part in parts], dim=-1)
 
 
@@ -77,7 +77,7 @@ def perception_loss(logits: Tensor, truth: Tensor, known: Tensor) -> tuple[Tenso
     """
     right = torch.zeros(len(TRUTH_SIZES), dtype=torch.int64)
     total = logits.new_zeros(())
-    for question, part in enumerate(torch.split(logits, TRUTH_SIZES, dim=-1)):
+    for question, part in enumerate(torch.split(logits, list(TRUTH_SIZES), dim=-1)):
         answer = truth[:, question]
         entropy = nn.functional.cross_entropy(part, answer, ignore_index=-1, reduction="sum")
         total = total + entropy / known[question].clamp_min(1.0)
