@@ -8,8 +8,9 @@ the state s of the step before (Cho et al., 2014, with the reset gate behind the
     s_new = (1 - z) tanh(W_n v + b_n + r (U_n s' + c_n)) + z s'
 
 An episode begins where nothing was done yet, so that no caller has to know of borders between episodes. The loss is the
-mean squared error of P s_new + p as a prediction of the next normalised observation: that of the next step, or the
-final one where the episode ends with this step. Its gradient goes back through the steps of a rollout, from the state
+mean squared error of o + P s_new + p as a prediction of the next normalised observation, o being the present one: that
+of the next step, or the final one where the episode ends with this step. The state is thus asked for what the present
+observation does not show by staying as it is. The gradient goes back through the steps of a rollout, from the state
 that was stored at its beginning (Kapturowski et al., R2D2, 2019). Policy and memory are trained apart and the policy
 reads the state as an input, as in Ha and Schmidhuber's World Models (2018).
 """
@@ -65,7 +66,7 @@ class Memory(nn.Module):
             states.append(state)
         return torch.stack(states)
 
-    def predict(self, states: Tensor) -> Tensor:
-        """The normalised observation that is expected next, f32[..., D]."""
-        expected: Tensor = self.predictor(states)
-        return expected
+    def predict(self, states: Tensor, now: Tensor) -> Tensor:
+        """The normalised observation f32[..., D] that is expected behind ``now`` f32[..., D], states f32[..., M]."""
+        change: Tensor = self.predictor(states)
+        return now + change
