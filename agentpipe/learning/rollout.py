@@ -14,6 +14,7 @@ from agentpipe.environments.layout import OBSERVATION_NAMES, REASONS
 from agentpipe.errors import EmptyMaskError, LearningError, NonFiniteError
 from agentpipe.learning.batch import Batch
 from agentpipe.learning.sampling import sample_categorical
+from agentpipe.learning.space import declared_space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,6 +65,10 @@ class Rollout:
         self.truncated = np.zeros((steps, size), dtype=np.bool_)
         self.final_value = np.zeros((steps, size), dtype=np.float32)
         self.last_value = np.zeros(size, dtype=np.float32)
+        self.success = np.zeros((steps, size), dtype=np.bool_)
+        """of the episode that ended in this step; as :attr:`total` of no meaning where none did"""
+        self.total = np.zeros((steps, size), dtype=np.float32)
+        """its return"""
         self.joint = joint
         self.memory = torch.zeros(size, 0) if joint is None else joint.memory
 
@@ -136,6 +141,7 @@ def collect(
 
     Raises:
         NonFiniteError: at the first non-finite observation, value or reward, naming environment, field and step.
+        SimulationError: an observation leaves the space that the pool declares.
         EmptyMaskError: an environment allows no action.
         LearningError: the network has a memory, and the rollout does not keep it.
     """
@@ -162,6 +168,7 @@ def collect(
             ended = np.flatnonzero(pool.terminated | pool.truncated)
             if len(ended):
                 figures.add(pool, ended)
+                rollout.success[t], rollout.total[t] = pool.result_success, pool.result_return
                 _bootstrap(pool, network, rollout, t, step + t)
         if joint is not None:
             joint.end(pool)
@@ -181,12 +188,16 @@ def _decide(
 ) -> None:
     arrays = (pool.observation, pool.time, pool.mask, pool.last_action)
     observation, time, mask, last_action = (torch.from_numpy(array) for array in arrays)
+    space = declared_space(pool)
 
     @torch.inference_mode()  # holds for one thread only
     def block(_: int, piece: int) -> None:
         at = slice(piece * BLOCK, min((piece + 1) * BLOCK, pool.size))
         names = pool.names[at]
-        require_finite(pool.observation[at], "observation", step, names)
+        if space is None:
+            require_finite(pool.observation[at], "observation", step, names)
+        else:
+            space.check(pool.observation[at], step, names)
         require_choice(pool.mask[at], step, names)
         encoded, memory = network.encode(observation[at], last_action[at], time[at], rollout.memory[at])
         rollout.encoded[t, at], rollout.memory[at] = encoded, memory
@@ -219,6 +230,9 @@ def _bootstrap(pool: LinePool, network: PolicyNetwork, rollout: Rollout, t: int,
         rollout.joint.ended(t, pool)
     rows = np.flatnonzero(pool.truncated & ~pool.terminated)
     if len(rows):
+        names, space = [pool.names[row] for row in rows], declared_space(pool)
+        if space is not None:
+            space.check(pool.final_observation[rows], step, names)
         rollout.final_value[t, rows] = _values(
             network,
             pool.final_observation[rows],
@@ -226,7 +240,7 @@ def _bootstrap(pool: LinePool, network: PolicyNetwork, rollout: Rollout, t: int,
             pool.final_time[rows],
             pool.final_mask[rows],
             rollout.memory[torch.from_numpy(rows)],
-            [pool.names[row] for row in rows],
+            names,
             step,
         )
 

@@ -160,7 +160,7 @@ class _Run:
         ppo = self.options.ppo
         self.gradient = SegmentedGradient(state.network, ppo.clip, ppo.value_weight, workers)
         self.breaker = Breaker(self.options.gates)
-        self.aids = chosen_aids(self.options)
+        self.aids = chosen_aids(self.options, state.statistics.names)
         self.utilisation = Utilisation()
         self.started = time.monotonic()
         self.spent, self.steps = 0.0, 0
@@ -221,7 +221,9 @@ class _Run:
         elif options.warm_up is not None and expert is not None and options.warm_up.episodes > 0:
             state.warm_up = warm_up(self.pool, expert, state, options.warm_up, options.ppo, self.workers, self.progress)
             self.events.write({f"warm_up/{name}": v for name, v in vars(state.warm_up).items() if name != "expert"}, 0)
-            failed = [figure for figure in warm_up_gate(state.warm_up, options.gates) if figure.status == "fail"]
+            warned = [figure for figure in warm_up_gate(state.warm_up, options.gates) if figure.status != "pass"]
+            self.aids.warmed_up(warned)
+            failed = [figure for figure in warned if figure.status == "fail"]
             if failed and options.gates.warm_up_breaks:
                 state.counters.stopped = f"gate 2: {failed[0].name} {failed[0].value:.3g} beyond {failed[0].alarm:g}"
         if state.warm_up is None:
@@ -337,7 +339,8 @@ class _Run:
         figures = {**prepared.figures, **result.losses}
         losses = {**figures, **{f"charts/{name}": float(value) for name, value in vars(knobs).items()}}
         judged = training_gate(losses, _pairs(counters.validations), self.options.gates)
-        losses |= self.aids.updated(number, losses, [figure for figure in judged if figure.status != "pass"])
+        warnings = [figure for figure in judged if figure.status != "pass"]
+        losses |= self.aids.updated(number, {**losses, **episodes.figures()}, warnings)
         complaint = self.breaker.observe(losses)
         counters.streaks, counters.stopped = dict(self.breaker.streaks), complaint or ""
         if self.breaker.healthy:

@@ -70,6 +70,9 @@ class Aid:
         news, self._news = self._news, []
         return news
 
+    def warmed_up(self, warnings: Sequence[GateFigure]) -> None:
+        """After the warm-up, where there was one: the figures of gate 2 that do not pass."""
+
     def before(self, knobs: Knobs, pool: LinePool) -> None:
         """Before the rollout of an update."""
 
@@ -82,7 +85,7 @@ class Aid:
         """After the rollout, before the update."""
 
     def updated(self, figures: Mapping[str, float], warnings: Sequence[GateFigure]) -> None:
-        """After the update: its figures, and those of gate 4 that do not pass."""
+        """After the update: its figures, with those of the episodes that ended in it, and what of gate 4 does not pass."""
 
     def looked(self, validations: Sequence[Sequence[float]]) -> None:
         """After a look at the validation split: all looks so far, each with update and score."""
@@ -109,6 +112,12 @@ class Aids:
     def __init__(self, aids: Sequence[Aid] = ()) -> None:
         self.aids = tuple(aids)
         self.log: list[LogEntry] = []
+
+    def warmed_up(self, warnings: Sequence[GateFigure]) -> None:
+        """Tells of the warm-up."""
+        for aid in self.aids:
+            aid.warmed_up(warnings)
+        self._take_notes(0)
 
     def before(self, knobs: Knobs, pool: LinePool) -> Knobs:
         """The knobs of the next update."""
