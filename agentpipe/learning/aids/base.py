@@ -85,7 +85,7 @@ class Aid:
         """After the rollout, before the update."""
 
     def updated(self, figures: Mapping[str, float], warnings: Sequence[GateFigure]) -> None:
-        """After the update: its figures, with those of the episodes that ended in it, and what of gate 4 does not pass."""
+        """After the update: its figures and those of the episodes that ended, and what of gate 4 does not pass."""
 
     def looked(self, validations: Sequence[Sequence[float]]) -> None:
         """After a look at the validation split: all looks so far, each with update and score."""
