@@ -169,8 +169,22 @@ def _worst_order(n: int, fixed: Any, plant: Any) -> float:
 
 
 @inlined
+def _take_over(n: int, fixed: Any) -> None:
+    """The disturbance that waits for environment ``n`` is in force from now on."""
+    fixed.waits[n] = False
+    fixed.capacity[n] = fixed.next_capacity[n]
+    fixed.fingerprint[n] = fixed.next_fingerprint[n]
+    for index in range(fixed.parameters.shape[1]):
+        fixed.parameters[n, index] = fixed.next_parameters[n, index]
+    for kind in range(fixed.compound.shape[1]):
+        fixed.compound[n, kind] = fixed.next_compound[n, kind]
+
+
+@inlined
 def begin(n: int, episode: int, fixed: Any, hidden: Any, plant: Any, visible: Any) -> None:
-    """Begins ``episode`` in environment ``n``: everything is a function of root key, environment and episode."""
+    """Begins ``episode`` in environment ``n``: all follows from root key, environment, episode and disturbance."""
+    if fixed.waits[n]:
+        _take_over(n, fixed)
     key = episode_key(fixed.root[0], fixed.identity[n], episode)
     hidden.key[n] = key
     hidden.episode[n] = episode

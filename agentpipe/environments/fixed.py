@@ -20,7 +20,7 @@ from agentpipe.environments.layout import (
     TOPOLOGIES,
     Purpose,
 )
-from agentpipe.environments.parameters import PARAMETER_INDEX, PARAMETER_NAMES
+from agentpipe.environments.parameters import KINDS, PARAMETER_INDEX, PARAMETER_NAMES
 from agentpipe.environments.rng import root_key, stable_hash
 from agentpipe.environments.state import Fixed
 from agentpipe.errors import SimulationError
@@ -63,7 +63,8 @@ def build_fixed(
     geometries = [_geometry(*line) for line in lines]
     rows = table.rows_for([environment.environment_id for environment in environments])
     parameters = np.ascontiguousarray(table.parameters[rows], dtype=np.float32)
-    _switch_off(parameters, off)
+    switch_off(parameters, off)
+    size, steerable = len(environments), len(environments) if purpose == Purpose.TRAIN else 0
     protocol = np.array([PROTOCOLS.index(t.protocol) for t in templates], np.int8)
     bandwidth, snr = (parameters[:, PARAMETER_INDEX[f"network_{name}"]] for name in ("bandwidth_khz", "snr_db"))
     signatures = _signatures(profile)
@@ -79,6 +80,12 @@ def build_fixed(
         capacity=physics.packets_a_cycle(bandwidth, snr, protocol),
         parameters=parameters,
         fingerprint=_fingerprints(table, rows),
+        compound=np.zeros((size, len(KINDS)), np.uint8),
+        waits=np.zeros(size, np.bool_),
+        next_capacity=np.zeros(steerable, np.int8),
+        next_parameters=np.zeros((steerable, parameters.shape[1]), np.float32),
+        next_fingerprint=np.zeros(steerable, np.uint32),
+        next_compound=np.zeros((steerable, len(KINDS)), np.uint8),
         route=np.stack([geometry.route for geometry in geometries]),
         gain=np.stack([geometry.gain.reshape(-1) for geometry in geometries]),
         skills=np.stack([geometry.skills for geometry in geometries]),
@@ -115,7 +122,8 @@ def _refuse(environments: Sequence[EnvironmentSpec], seed: int, off: frozenset[s
         raise SimulationError("the seed is out of range", field="seed", remedy="use 0 <= seed < 2**63")
 
 
-def _switch_off(parameters: npt.NDArray[np.float32], off: frozenset[str]) -> None:
+def switch_off(parameters: npt.NDArray[np.float32], off: frozenset[str]) -> None:
+    """Makes the parameters of the kinds ``off`` neutral, in place; f32[N, P]."""
     for index, name in enumerate(PARAMETER_NAMES):
         if name.split("_", 1)[0] in off:
             parameters[:, index] = _NEUTRAL.get(name, 0.0)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentpipe.environments import kernel, state
+from agentpipe.environments.compound import Compounds
 from agentpipe.environments.fixed import build_fixed
 from agentpipe.environments.layout import ACTION_COUNT, ACTION_NAMES, OBSERVATION_NAMES, Purpose
 from agentpipe.errors import ActionError, NonFiniteError, SimulationError
@@ -26,6 +27,7 @@ Actions = npt.NDArray[np.int64]
 # What is told of the step just taken, and of no use to the next: not part of a snapshot.
 _TOKENS = ("produced", "used", "earned")
 _FINAL = ("final_observation", "final_mask", "final_segment", "final_last_action", "final_time")
+_STEERING = ("compound", "waits", "next_compound")
 
 
 def build_pool(
@@ -56,7 +58,11 @@ def build_pool(
     """
     fixed = build_fixed(environments, table, profile, seed=seed, purpose=purpose, off=off)
     names = tuple(environment.environment_id for environment in environments)
-    return LinePool(fixed, names, threads=threads, first_episode=first_episode)
+    compounds = None
+    if purpose == Purpose.TRAIN:
+        allowed = np.array([environment.split == "train" for environment in environments])
+        compounds = Compounds(table, table.rows_for(names), fixed, allowed=allowed, off=off)
+    return LinePool(fixed, names, threads=threads, first_episode=first_episode, compounds=compounds)
 
 
 class LinePool:
@@ -66,7 +72,9 @@ class LinePool:
     new episode's first, and the last of the old one is in ``final_observation``.
 
     Attributes:
-        fingerprints: u32[N], CRC-32 of each environment's disturbance.
+        fingerprints: u32[N], CRC-32 of the disturbance that each environment's running episode is played under.
+        compound: u8[N, 3], the compound that it is, see :mod:`compound`; zeros = the row of the environment itself.
+        compounds: what compounds are here; None: this pool's environments keep the disturbances of their rows.
         observation: f32[N, D], see :data:`layout.OBSERVATION_NAMES`.
         mask: bool[N, A], the legal actions; never empty.
         segment: i8[N], index into :data:`layout.SEGMENTS`.
@@ -80,13 +88,21 @@ class LinePool:
         result_...: outcome of the episode that just ended, valid in the same places.
     """
 
-    def __init__(self, fixed: state.Fixed, names: Sequence[str], *, threads: int = 1, first_episode: int = 0) -> None:
+    def __init__(
+        self,
+        fixed: state.Fixed,
+        names: Sequence[str],
+        *,
+        threads: int = 1,
+        first_episode: int = 0,
+        compounds: Compounds | None = None,
+    ) -> None:
         if threads < 1:
             raise SimulationError("a pool needs at least one thread", threads=threads, remedy="pass threads >= 1")
         self.size = len(names)
         self.names = tuple(names)
         self._fixed = fixed
-        self.fingerprints = fixed.fingerprint
+        self.fingerprints, self.compound, self.compounds = fixed.fingerprint, fixed.compound, compounds
         self._hidden = state.allocate_hidden(self.size)
         self._plant = state.allocate_plant(self.size)
         self._visible = state.allocate_visible(self.size)
@@ -144,6 +160,44 @@ class LinePool:
         self._check(actions)
         self._each_slice(kernel.run, actions, self._fixed, self._hidden, self._plant, self._visible, self._result)
 
+    def override(self, rows: npt.NDArray[np.int64], compounds: npt.NDArray[np.uint8]) -> None:
+        """Gives environments another disturbance, from their next episode on until the next call.
+
+        Args:
+            rows: i64[k], of the pool.
+            compounds: u8[k, 3], or u8[3] for all of them, see :mod:`compound`; zeros = the row of the environment.
+
+        Raises:
+            SimulationError: the pool is not for training, an environment is not of the training split, or there is no
+                such compound; nothing has changed then.
+        """
+        known = self.compounds
+        if known is None:
+            remedy = "evaluate and record under the disturbances of the table"
+            raise SimulationError("only pools for training can be given other disturbances", remedy=remedy)
+        rows = np.asarray(rows, np.int64)
+        if not known.allowed[rows].all():
+            name = self.names[int(rows[int(known.allowed[rows].argmin())])]
+            remedy = "give other disturbances to environments of the training split"
+            raise SimulationError("not an environment of the training split", environment=name, remedy=remedy)
+        codes = np.broadcast_to(np.asarray(compounds, np.uint8), (len(rows), self.compound.shape[1]))
+        self._await(rows, codes, known.sources(rows, codes))
+        self._fixed.waits[rows] = (codes != self.compound[rows]).any(axis=1)
+
+    def next_compound(self) -> npt.NDArray[np.uint8]:
+        """u8[N, 3]: under what the next episode of each environment will be played."""
+        fixed = self._fixed
+        if self.compounds is None:
+            return fixed.compound.copy()
+        return np.where(fixed.waits[:, None], fixed.next_compound, fixed.compound)
+
+    def _await(self, rows: npt.NDArray[np.int64], codes: npt.NDArray[np.uint8], sources: state.Array) -> None:
+        assert self.compounds is not None
+        fixed, parameters = self._fixed, self.compounds.parameters(sources)
+        fixed.next_compound[rows], fixed.next_parameters[rows] = codes, parameters
+        fixed.next_capacity[rows] = self.compounds.capacity(rows, parameters)
+        fixed.next_fingerprint[rows] = self.compounds.crc32(sources)
+
     def _check(self, actions: Actions) -> None:
         inside = (actions >= 0) & (actions < ACTION_COUNT)
         legal = inside & self.mask[np.arange(self.size), np.where(inside, actions, 0)]
@@ -185,12 +239,14 @@ class LinePool:
     def snapshot(self) -> dict[str, npt.NDArray[Any]]:
         """Copies of all that changes; :meth:`restore` continues from it bit for bit."""
         groups: dict[str, Any] = {"hidden": self._hidden, "plant": self._plant, "visible": self._visible}
-        return {
+        changing = {
             f"{group}.{name}": array.copy()
             for group, arrays in groups.items()
             for name, array in arrays._asdict().items()
             if name not in (*_TOKENS, *_FINAL)
         }
+        steering = _STEERING if self.compounds else ()
+        return changing | {f"fixed.{name}": getattr(self._fixed, name).copy() for name in steering}
 
     def restore(self, snapshot: dict[str, npt.NDArray[Any]]) -> None:
         """Puts a snapshot of an equally built pool back.
@@ -199,6 +255,7 @@ class LinePool:
             SimulationError: an array is missing or of another shape or dtype; nothing has changed then.
         """
         groups: dict[str, Any] = {"hidden": self._hidden, "plant": self._plant, "visible": self._visible}
+        groups["fixed"] = self._fixed
         pairs = []
         for key in self.snapshot():
             group, name = key.split(".")
@@ -206,10 +263,25 @@ class LinePool:
             if source is None or source.shape != target.shape or source.dtype != target.dtype:
                 raise SimulationError("snapshot does not fit this pool", field=key, remedy="build the same pool")
             pairs.append((target, source))
+        self._restore_disturbances(snapshot)
         for target, source in pairs:
             target[...] = source
         for name in _TOKENS:
             getattr(self._visible, name)[...] = 0
+
+    def _restore_disturbances(self, snapshot: dict[str, npt.NDArray[Any]]) -> None:
+        """What follows from the compounds of a snapshot: parameters, capacities and fingerprints, now and next."""
+        known, fixed = self.compounds, self._fixed
+        if known is None:
+            return
+        current, following = snapshot["fixed.compound"], snapshot["fixed.next_compound"]
+        everywhere = np.arange(self.size)
+        sources = known.sources(everywhere, current), known.sources(everywhere, following)  # refuses before it changes
+        for codes, source in zip((current, following), sources, strict=True):
+            self._await(everywhere, codes, source)
+            if codes is current:
+                fixed.parameters[...], fixed.capacity[...] = fixed.next_parameters, fixed.next_capacity
+                fixed.fingerprint[...] = fixed.next_fingerprint
 
     def hidden(self) -> state.Hidden:
         """The true state, for the oracle, the supervised labels and the evaluation; never for a deployed player."""

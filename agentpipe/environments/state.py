@@ -31,7 +31,11 @@ ORDER_FIELDS: Final = 11
 
 
 class Fixed(NamedTuple):
-    """What does not change between episodes. ``N`` environments, ``L`` lines, ``K`` fault modes of the profile."""
+    """What does not change within an episode. ``N`` environments, ``L`` lines, ``K`` fault modes of the profile.
+
+    Where an environment ``waits``, its next episode begins with the disturbance of the ``next_`` arrays; their ``M`` is
+    ``N`` for pools whose environments may be given another one, and 0 for all others.
+    """
 
     root: Array  # u64[1] key of (seed, purpose)
     identity: Array  # u64[N] stable hash of the environment id
@@ -43,7 +47,13 @@ class Fixed(NamedTuple):
     own_mode: Array  # i8[N] the template's fault mode slot
     capacity: Array  # i8[N] packets that fit one poll cycle (Shannon and Hartley)
     parameters: Array  # f32[N, P] disturbance parameters
-    fingerprint: Array  # u32[N] CRC-32 of the row of the table that gives them
+    fingerprint: Array  # u32[N] CRC-32 of the disturbance that they are
+    compound: Array  # u8[N, 3] whose parameters they are, see agentpipe.environments.compound; 0 = the own row's
+    waits: Array  # bool[N]
+    next_capacity: Array  # i8[M]
+    next_parameters: Array  # f32[M, P]
+    next_fingerprint: Array  # u32[M]
+    next_compound: Array  # u8[M, 3]
     route: Array  # f32[L, 11, 11] seconds
     gain: Array  # f32[L, 40]
     skills: Array  # u8[L, TECHNICIANS]
