@@ -59,10 +59,21 @@ class Memory(nn.Module):
         return new
 
     def unroll(self, inputs: Tensor, last_action: Tensor, state: Tensor) -> Tensor:
-        """The states f32[T, N, M] of T steps, from f32[T, N, inputs], i64[T, N] and the state f32[N, M] before them."""
+        """The states f32[T, N, M] of T steps, from f32[T, N, inputs], i64[T, N] and the state f32[N, M] before them.
+
+        Equal to T calls, but that what does not depend on the state is computed for all steps at once.
+        """
+        width, cell = inputs.shape[-1], self.cell
+        table = nn.functional.linear(self.embedding.weight, cell.weight_ih[:, width:], cell.bias_ih)
+        given = nn.functional.linear(inputs, cell.weight_ih[:, :width]) + nn.functional.embedding(last_action, table)
+        fresh = (last_action != self.action_count).unsqueeze(-1)
         states = []
-        for step, last in zip(inputs, last_action, strict=True):
-            state = self.forward(step, last, state)
+        for step, keep in zip(given, fresh, strict=True):
+            kept = state * keep
+            gates, before = step.chunk(3, dim=-1), nn.functional.linear(kept, cell.weight_hh, cell.bias_hh)
+            reset, update, own = before.chunk(3, dim=-1)
+            new = (gates[2] + (gates[0] + reset).sigmoid() * own).tanh()
+            state = torch.lerp(new, kept, (gates[1] + update).sigmoid())
             states.append(state)
         return torch.stack(states)
 

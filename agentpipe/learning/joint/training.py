@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 PIECES: Final = 8
 """parts of a minibatch with gradients of their own"""
-LEARNING_RATE: Final = 1e-3
+LEARNING_RATE: Final = 2e-3
 """of perception and memory"""
-MINIBATCH: Final = 16_384
+MINIBATCH: Final = 8_192
 """steps of one gradient step, at most; at least those of one environment"""
 GRADIENT_NORM: Final = 1.0
 """gradients of each part are scaled down to this norm"""
