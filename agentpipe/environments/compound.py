@@ -97,7 +97,7 @@ class Compounds:
 
     Args:
         table: the version that the pool has pinned.
-        rows: i64[N], the table row of each environment.
+        names: N, ids of the environments.
         fixed: of the environments.
         allowed: bool[N], environments that may be given a compound.
         off: kinds that are switched off in the pool, whatever the compound says.
@@ -112,16 +112,17 @@ class Compounds:
     def __init__(
         self,
         table: DisturbanceTable,
-        rows: Rows,
+        names: Sequence[str],
         fixed: Fixed,
         *,
         allowed: npt.NDArray[np.bool_],
         off: frozenset[str] = frozenset(),
     ) -> None:
-        self.table, self.rows, self.allowed, self.off = table, rows, allowed, off
+        self.table, self.names, self.allowed, self.off = table, tuple(names), allowed, off
+        self.rows = table.rows_for(names)
         self.protocol, self.sensor_type = fixed.protocol, fixed.sensor_type
         self.background = _backgrounds(table)
-        self.own_levels = _levels_of_rows(table, self.background)[rows]
+        self.own_levels = _levels_of_rows(table, self.background)[self.rows]
         self.variants = np.array(
             [[min(len(table.cell_rows(cell_name(kind, i))), PLACES) for i in INTENSITIES] for kind in KINDS], np.int64
         )
@@ -143,7 +144,7 @@ class Compounds:
             at = int((named == _NOBODY).any(axis=1).argmax())
             text = f"the table has no compound {describe_compound(codes[at])}"
             remedy = "use the version of the table that the compound was made for"
-            raise SimulationError(text, environment=int(environments[at]), field="compound", remedy=remedy)
+            raise SimulationError(text, environment=self.names[environments[at]], field="compound", remedy=remedy)
         return np.where(named == _OWN_ROW, self.rows[environments][:, None], named)
 
     def parameters(self, sources: Rows) -> npt.NDArray[np.float32]:

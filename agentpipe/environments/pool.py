@@ -61,7 +61,7 @@ def build_pool(
     compounds = None
     if purpose == Purpose.TRAIN:
         allowed = np.array([environment.split == "train" for environment in environments])
-        compounds = Compounds(table, table.rows_for(names), fixed, allowed=allowed, off=off)
+        compounds = Compounds(table, names, fixed, allowed=allowed, off=off)
     return LinePool(fixed, names, threads=threads, first_episode=first_episode, compounds=compounds)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from agentpipe.environments.compound import NONE
 from agentpipe.environments.jit import entry, inlined
 from agentpipe.environments.layout import ACCUMULATING, MAX_STEPS
 from agentpipe.errors import CorruptError, SimulationError
@@ -102,6 +103,8 @@ class Recorder:
         self._ended = np.zeros(pool.size, np.bool_)
         self._edges = edges
         self._index = np.ascontiguousarray(index, dtype=np.uint32)
+        self._now = getattr(pool, "compound", np.zeros((pool.size, len(NONE)), np.uint8))
+        self._compound = np.zeros_like(self._now)  # of the episode in each slot
         said = getattr(pool, "fingerprints", np.zeros(pool.size)) if fingerprints is None else fingerprints
         self._fingerprints = np.ascontiguousarray(said, dtype=np.uint32)
         self._buffer = np.zeros((pool.size, max_steps), dtype)  # pages come into being as they are written
@@ -133,7 +136,7 @@ class Recorder:
             raise SimulationError(f"an episode outlasts {self.max_steps} steps", environment=environment, remedy=remedy)
         observation = np.ascontiguousarray(pool.observation, dtype=np.float32)
         seen = (observation, pool.mask, pool.segment, pool.last_action, pool.time, pool.episode)
-        named = (self._index, self._fingerprints)
+        named = (self._index, self._fingerprints, self._now, self._compound)
         _see(self.recording, self.length, named, seen, self._slots, self._floats, self._observation)
 
     def after(
@@ -214,7 +217,7 @@ class Recorder:
         first = self._buffer[rows, 0]
         for name in ("time_ns", "environment", "episode"):
             episodes[name] = first[name]
-        episodes["steps"] = self.length[rows]
+        episodes["steps"], episodes["compound"] = self.length[rows], self._compound[rows]
         episodes["final"] = rec.NO_FINAL
         if ended:
             for name in ("return", "decision_seconds", "success", "reason"):
@@ -262,14 +265,15 @@ class Recorder:
         """The running episodes in compact form, for a checkpoint.
 
         Returns:
-            ``length`` and ``episode`` i64[N] and ``recording`` bool[N]; and of all their steps, row after row,
-            ``action``, ``log_probability``, ``value``, ``policy``, ``time_ns``.
+            ``length`` and ``episode`` i64[N], ``recording`` bool[N] and ``compound`` u8[N, 3]; and of all their steps,
+            row after row, ``action``, ``log_probability``, ``value``, ``policy``, ``time_ns``.
         """
         length = np.where(self._ended, 0, self.length)
         kept = np.arange(self.max_steps) < length[:, None]
         steps = {name: self._buffer[name][kept] for name in _COMPACT}
         episode = np.where(length > 0, self._buffer["episode"][:, 0].astype(np.int64), self.pool.episode)
-        return {"length": length, "episode": episode, "recording": self.recording.copy(), **steps}
+        compound = np.where(length[:, None] > 0, self._compound, 0)
+        return {"length": length, "episode": episode, "recording": self.recording.copy(), "compound": compound, **steps}
 
     def restore(self, partial: Mapping[str, Array]) -> None:
         """Brings the running episodes back by playing them again; the pool must be built as it was.
@@ -284,6 +288,7 @@ class Recorder:
         whole = all(len(partial[name]) == lengths.sum() for name in _COMPACT)
         if lengths.shape != (pool.size,) or not whole or lengths.max(initial=0) > self.max_steps:
             raise CorruptError("running episodes do not fit the pool", field="length", remedy=_REMEDY)
+        self._override(partial["compound"])
         pool.reset(partial["episode"])
         self.length[:] = 0
         self._ended[:] = False
@@ -301,6 +306,14 @@ class Recorder:
             if len(ended):
                 self._refuse(int(ended[0]), step)
         self.recording[:] = partial["recording"]
+
+    def _override(self, compound: npt.NDArray[np.uint8]) -> None:
+        """Lets the next episode of every environment begin under the compound of the one that ran."""
+        known = getattr(self.pool, "compounds", None)
+        if known is not None:
+            self.pool.override(np.flatnonzero(known.allowed), compound[known.allowed])
+        elif compound.any():
+            raise CorruptError("running episodes do not fit the pool", field="compound", remedy=_REMEDY)
 
     def _refuse(self, row: int, step: int) -> None:
         where = {"environment": int(self._index[row]), "step": step}
@@ -322,12 +335,15 @@ def _see(
     recording: Array, length: Array, named: Any, seen: Any, slots: Any, floats: Array, first: int  # noqa: ANN401
 ) -> None:  # fmt: skip
     """What the players see goes into the next record of each slot."""
-    index, fingerprints = named
+    index, fingerprints, compound, kept = named
     observation, mask, segment, last_action, time, episode = seen
     for n in range(len(length)):
         if not recording[n]:
             continue
         at = length[n]
+        if at == 0:
+            for kind in range(kept.shape[1]):
+                kept[n, kind] = compound[n, kind]
         slots.environment[n, at] = index[n]
         slots.fingerprint[n, at] = fingerprints[n]
         slots.episode[n, at] = episode[n]

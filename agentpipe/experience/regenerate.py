@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentpipe.environments.layout import SIMULATOR_VERSION
-from agentpipe.errors import CorruptError, VersionError
+from agentpipe.errors import CorruptError, SimulationError, VersionError
 from agentpipe.experience.graph import words_of
 from agentpipe.experience.recorder import Recorded, Recorder
 from agentpipe.experience.store import records as rec
@@ -33,6 +33,7 @@ _CONTENT: Final = (
     "mode",
     "machine",
     "cut",
+    "compound",
 )
 _REMEDY: Final = "use the agentpipe, the table and the line profile that it was recorded with"
 
@@ -106,6 +107,8 @@ class _Playback:
         self.end = np.searchsorted(rows[self.order], np.arange(pool.size), side="right")
         self.current = np.full(pool.size, -1, np.int64)
         """i64[N]: the episode that is playing, -1 for none"""
+        self.steered = bool(episodes["compound"].any()) or pool.next_compound().any()
+        """whether the pool has to be told under which disturbance each episode is played"""
 
     def _rows(self, index: npt.NDArray[np.uint32]) -> Integers:
         """i64[episodes]: row of the pool."""
@@ -119,11 +122,30 @@ class _Playback:
         """Plays everything."""
         while (waiting := self.next < self.end).any():
             upcoming = self.order[np.where(waiting, self.next, 0)]
+            self._announce()
             self.pool.reset(np.where(waiting, self.episodes["episode"][upcoming].astype(np.int64), 0))
             self.current[:] = np.where(waiting, upcoming, -1)
             self.next[waiting] += 1
+            self._announce()
             while (self.current >= 0).any():
                 self._step()
+
+    def _announce(self, rows: Integers | None = None) -> None:
+        """Tells the pool under which disturbance the next episode of each environment (of ``rows``) is played."""
+        if not self.steered:
+            return
+        pool, rows = self.pool, np.arange(self.pool.size) if rows is None else rows
+        rows = rows[self.next[rows] < self.end[rows]]
+        wanted = self.episodes["compound"][self.order[self.next[rows]]]
+        differs = (wanted != pool.next_compound()[rows]).any(axis=1)
+        rows, wanted = rows[differs], wanted[differs]
+        if not len(rows):
+            return
+        try:
+            pool.override(rows, wanted)
+        except SimulationError as error:
+            row = pool.names.index(str(error.where.get("environment", pool.names[int(rows[0])])))
+            self._refuse(self.order[self.next[row]], error.message, field="compound")
 
     def _step(self) -> None:
         recorder, pool, active = self.recorder, self.pool, self.current >= 0
@@ -159,6 +181,7 @@ class _Playback:
             current[over] = -1
             current[follows[at_once]] = upcoming[at_once]
             self.next[follows[at_once]] += 1
+            self._announce(follows[at_once])
         if len(rest):
             self._place(rest, self.recorder.cut(rest))
             current[rest] = -1
@@ -168,7 +191,7 @@ class _Playback:
         numbers, episodes = self.current[rows], recorded.episodes
         for name in _CONTENT:
             known = self.episodes[name][numbers]
-            differs = episodes[name] != known
+            differs = (episodes[name] != known).reshape(len(rows), -1).any(axis=1)
             if differs.any():
                 at = int(differs.argmax())
                 self._refuse(numbers[at], f"{name} is {episodes[name][at]}, not {known[at]}", field=name)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from agentpipe.environments.compound import describe_compound
 from agentpipe.environments.layout import ACCUMULATING, ACTION_COUNT, ACTION_NAMES, MODES, REASONS, SEGMENTS, TOKENS
 from agentpipe.errors import InputError
 from agentpipe.experience.graph import influence, neighbours
@@ -145,6 +146,7 @@ def _describe_episode(shard: Shard, row: int, names: _Names) -> dict[str, Any]:
         "elapsed_minutes": float(episode["elapsed_seconds"]) / 60,
         "decision_seconds": float(episode["decision_seconds"]),
         "fingerprint": f"{int(steps['fingerprint'][0]):08x}",
+        "compound": describe_compound(episode["compound"]),
         "policies": policies,
         "began": _iso(int(steps["time_ns"][0])),
         "ended": _iso(int(steps["time_ns"][-1])),
@@ -243,13 +245,14 @@ def render(shard: Shard, row: int, step: int | None = None) -> str:
 
 def _heading(episode: Mapping[str, Any]) -> list[str]:
     name = episode["environment"] or f"environment {episode['index']}"
+    compound = f" ({episode['compound']})" if episode["compound"] else ""
     machine = f", machine {episode['machine']}" if episode["machine"] >= 0 else ""
     players = ", ".join(
         f"{one['player']} {_short(one['version'])} (policy {one['ordinal']})" for one in episode["policies"]
     )
     return _wrapped(
         f"{name}, episode {episode['episode']} (catalogue index {episode['index']}, row {episode['row']})",
-        f"true fault: {episode['mode']}{machine}; disturbance {episode['fingerprint']}",
+        f"true fault: {episode['mode']}{machine}; disturbance {episode['fingerprint']}{compound}",
         f"outcome: {episode['outcome']} after {episode['steps']} steps and {episode['elapsed_minutes']:.2f} minutes, "
         f"return {episode['return']:+.3f}",
         f"played by {players}",

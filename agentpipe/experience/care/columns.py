@@ -47,6 +47,7 @@ COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "success": ("", "of the episode: it succeeded"),
     "reason": ("", "of the episode: how it ended, -1 = the recording was cut; names: metadata `reasons`"),
     "cut": ("", "of the episode: the recording ended before it"),
+    "compound": ("", "of the episode: the disturbance given to it for training, by kind; empty = that of its own row"),
 }
 """name → unit and meaning"""
 

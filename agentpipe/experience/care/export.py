@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentpipe.environments.compound import describe_compound
 from agentpipe.errors import HomeError, InputError
 from agentpipe.experience.care.columns import described, vocabularies
 from agentpipe.experience.graph import influence
@@ -102,6 +103,7 @@ def _schema(observation_size: int, action_count: int, metadata: dict[str, str]) 
         "influence": pa.float32(),
         "final_observation": observation,
         **_OF_EPISODE,
+        "compound": pa.string(),
     }
     described_fields = [pa.field(name, kind, metadata=described(name)) for name, kind in fields.items()]
     return pa.schema(described_fields, metadata=metadata)
@@ -143,12 +145,18 @@ def _batch(shard: Shard, first: int, last: int, schema: pa.Schema) -> pa.RecordB
             name: np.repeat(episodes[name].astype(kind.to_pandas_dtype()), lengths)
             for name, kind in _OF_EPISODE.items()
         },
+        "compound": np.repeat(_compounds(episodes["compound"]), lengths),
     }
     arrays = [
         column if isinstance(column, pa.Array) else pa.array(column, field.type)
         for field, column in ((field, columns[field.name]) for field in schema)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _compounds(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.object_]:
+    distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
+    return np.array([describe_compound(three) for three in distinct], dtype=object)[inverse.reshape(-1)]
 
 
 def _fixed(rows: npt.NDArray[Any], absent: npt.NDArray[np.bool_] | None = None) -> pa.Array:

@@ -48,7 +48,12 @@ def open_live(path: Path) -> Shard:
     finally:
         os.close(folder)
     records, episodes, finals, graph = (file.records for file in files)
-    manifest = {**header.manifest(), "format": rec.FORMAT, "steps": counts.steps, "episodes": counts.episodes}
+    manifest = {
+        **header.manifest(),
+        "format": rec.format_of(episodes),
+        "steps": counts.steps,
+        "episodes": counts.episodes,
+    }
     index = sealed_rows(episodes)
     return Shard(path, manifest, records, episodes, finals, graph, index, {}, None, {}, files)
 

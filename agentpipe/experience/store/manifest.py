@@ -75,10 +75,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     manifest = read_part(path)
     if not isinstance(manifest, dict) or "format" not in manifest:
         raise CorruptError("not a shard manifest", file=path, remedy=mend(path))
-    if manifest["format"] != rec.FORMAT:
-        newer = isinstance(manifest["format"], int) and manifest["format"] > rec.FORMAT
+    if manifest["format"] not in rec.READABLE:
+        newer = isinstance(manifest["format"], int) and manifest["format"] > max(rec.READABLE)
         remedy = "use the agentpipe that wrote it" if newer else "record it again: this program cannot read it"
-        text = f"shard format {manifest['format']!r}, this program reads {rec.FORMAT}"
+        text = f"shard format {manifest['format']!r}, this program reads {' and '.join(map(str, rec.READABLE))}"
         raise VersionError(text, file=path, remedy=remedy)
     try:
         digest, sealed = manifest_digest(manifest), manifest.get("sealed")

@@ -14,6 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 FORMAT: Final = 2
+COMPOUND_FORMAT: Final = 3
+"""as 2, but some episodes were played under a compound disturbance, without which they cannot be played again"""
+READABLE: Final = (FORMAT, COMPOUND_FORMAT)
 RECORDS: Final = "records.bin"
 EPISODES: Final = "episodes.bin"
 FINALS: Final = "finals.bin"
@@ -44,7 +47,7 @@ EPISODE: Final = np.dtype(
         ("mode", "i1"),  # true fault mode
         ("machine", "i1"),  # true machine
         ("cut", "u1"),  # 1 = the recording ended before the episode
-        ("padding", "u1", (3,)),
+        ("compound", "u1", (3,)),  # agentpipe.environments.compound; 0 = the disturbance of the environment's own row
     ]
 )
 
@@ -60,6 +63,11 @@ COMPACT: Final = np.dtype(
     ]
 )
 """one step of a shrunk episode: what the simulator cannot say again"""
+
+
+def format_of(episodes: npt.NDArray[Any]) -> int:
+    """The format of a shard of these rows."""
+    return COMPOUND_FORMAT if episodes["compound"].any() else FORMAT
 
 
 def step_dtype(observation_size: int, action_count: int) -> np.dtype[Any]:

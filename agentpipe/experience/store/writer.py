@@ -188,7 +188,12 @@ class ShardWriter(Closing):
         lengths = counts.steps, counts.finals, counts.words, counts.episodes
         arrays = [_read_only(file.records[:length]) for file, length in zip(self._files, lengths, strict=True)]
         records, finals, graph, episodes = arrays
-        manifest = {**self.header, "format": rec.FORMAT, "steps": counts.steps, "episodes": counts.episodes}
+        manifest = {
+            **self.header,
+            "format": rec.format_of(episodes),
+            "steps": counts.steps,
+            "episodes": counts.episodes,
+        }
         return Shard(
             self.directory, manifest, records, episodes, finals, graph, _NO_INDEX, {}, None, {}, tuple(self._files)
         )

@@ -112,7 +112,7 @@ def test_a_manifest_that_no_parser_survives_is_a_problem_and_set_aside(home, tex
     assert check(home, fix=True).lost
 
 
-@pytest.mark.parametrize("version", [1, 3, "2", True])
+@pytest.mark.parametrize("version", [1, 4, "2", True])
 def test_a_shard_of_another_format_is_left_to_leftovers_whatever_the_budget(home, version):
     path = home / "trajectories/sensor-1/other"
     record_line(path, first_episode=70)

@@ -211,11 +211,11 @@ def test_a_changed_manifest_says_which_part(shard_copy):
 
 
 @pytest.mark.parametrize(
-    ("found", "remedy"), [(3, "use the agentpipe that wrote it"), (1, "record it again"), ("x", "record it again")]
+    ("found", "remedy"), [(4, "use the agentpipe that wrote it"), (1, "record it again"), ("x", "record it again")]
 )
 def test_another_format_is_a_version_error_with_a_remedy(shard_copy, found, remedy):
     rewrite(shard_copy, format=found)
-    with pytest.raises(VersionError, match="this program reads 2") as caught:
+    with pytest.raises(VersionError, match="this program reads 2 and 3") as caught:
         open_shard(shard_copy)
     assert remedy in caught.value.remedy
 
