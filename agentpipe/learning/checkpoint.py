@@ -5,7 +5,7 @@ A directory, named by update and content digest, published by rename:
 - ``manifest.json``: counters, learning-rate schedule, random state, options, parent, digests of all other files;
 - ``network``, ``best``, ``good``, ``optimiser``, ``random``, ``rewards``, ``pool``, ``statistics``, ``replay`` (where
   the sampler of recorded steps stands), ``running`` (the episodes that are being recorded), ``aids`` (what the training
-  aids go by), all ``.safetensors``;
+  aids go by), ``joint`` (the memory of each environment, perception's and memory's optimisers), all ``.safetensors``;
 - ``times.safetensors``: when the steps of those episodes were taken; checked, but not part of the digest;
 - ``updates.arrow``: per update its losses, layer-wise gradient norms and the range of samples it used;
 - ``utilisation.arrow``: per update wall time, processor, memory and temperature; checked, but not part of the digest.
@@ -42,6 +42,7 @@ GROUPS = (
     "running",
     "times",
     "aids",
+    "joint",
 )
 _UNSEALED = (_UTILISATION, "times.safetensors")
 

@@ -17,6 +17,7 @@ from agentpipe.learning.fused import SegmentedGradient
 from agentpipe.learning.gates import Breaker, training_gate, warm_up_gate
 from agentpipe.learning.imitation import warm_up
 from agentpipe.learning.interruption import deferred_signals
+from agentpipe.learning.joint.training import JointTraining
 from agentpipe.learning.lineage import labels_digest
 from agentpipe.learning.metrics import Events, Utilisation
 from agentpipe.learning.network import PolicyNetwork
@@ -159,6 +160,7 @@ class _Run:
         self.workers = workers
         ppo = self.options.ppo
         self.gradient = SegmentedGradient(state.network, ppo.clip, ppo.value_weight, workers)
+        self.joint = JointTraining(state.network, pool, workers)
         self.breaker = Breaker(self.options.gates)
         self.aids = chosen_aids(self.options, state.statistics.names)
         self.utilisation = Utilisation()
@@ -208,6 +210,7 @@ class _Run:
             content, index = found.content.get("stream") or {}, found.content.get("trajectory_index") or []
             self.stream.restore(index, content, {**found.arrays["running"], **found.arrays["times"]})
         self.state.restore(found, self.pool, path)
+        self.joint.restore(found.arrays["joint"], path / "joint.safetensors")
         self.aids.restore(found.content["aids"], found.arrays["aids"], path)
         if self.stream is not None:
             self.stream.go_on()
@@ -276,7 +279,8 @@ class _Run:
     def _allocate(self) -> Rollout:
         steps, size = self.options.ppo.rollout_steps, self.pool.size
         spare = 0 if self.replay is None else replayed_rows(steps * size, self.options.replay.share)
-        return Rollout(steps, size, self.state.network.encoded_size, len(self.action_names), spare)
+        joint = self.joint.record(steps)
+        return Rollout(steps, size, self.state.network.encoded_size, len(self.action_names), spare, joint)
 
     def _ended(self) -> tuple[Reason, str] | None:
         counters, options = self.state.counters, self.options
@@ -333,10 +337,11 @@ class _Run:
             entropy_weight=knobs.entropy_weight,
             number=number,
         )
+        learned = self.joint.update(rollout, number)
         counters.update, counters.environment_steps = number, first + rollout.live
         if self.stream is not None:
             samples |= {"samples/live_shard": self.stream.end(), "samples/live_policy": number}
-        figures = {**prepared.figures, **result.losses}
+        figures = {**prepared.figures, **result.losses, **learned}
         losses = {**figures, **{f"charts/{name}": float(value) for name, value in vars(knobs).items()}}
         judged = training_gate(losses, _pairs(counters.validations), self.options.gates)
         warnings = [figure for figure in judged if figure.status != "pass"]
@@ -422,6 +427,7 @@ class _Run:
             arrays["times"] = {"time_ns": running.pop("time_ns")}
             arrays["running"] = running
         context["aids"], arrays["aids"] = self.aids.state()
+        arrays["joint"] = self.joint.state()
         if self.replay is not None:
             context["replay"], arrays["replay"] = self.replay.state()
         made = self.state.to_checkpoint(self.pool, context, arrays)
