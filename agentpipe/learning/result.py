@@ -41,6 +41,8 @@ class TrainingResult:
     """environment steps over wall time of all updates of this process: collecting, learning, logging"""
     seconds: float
     """wall time of this process's part, everything included"""
+    looked: tuple[tuple[float, float], ...]
+    """looks of this process at the validation split: seconds since it began, warm-up included, and score"""
     warm_up: WarmUpFigures | None
     """figures of gate 2"""
     gates: tuple[GateFigure, ...]
@@ -55,3 +57,7 @@ class TrainingResult:
     """sealed shards of the live rollouts, in order; where the run was interrupted one more is open"""
     unshrunk: str = ""
     """why older shards keep their full records although there are too many; empty where nothing went wrong"""
+
+    def seconds_to(self, score: float) -> float | None:
+        """Wall time of this process until validation first reached ``score``; ``None`` where it never did."""
+        return next((seconds for seconds, reached in self.looked if reached >= score), None)

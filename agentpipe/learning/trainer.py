@@ -166,6 +166,7 @@ class _Run:
         self.utilisation = Utilisation()
         self.started = time.monotonic()
         self.spent, self.steps = 0.0, 0
+        self.looked: list[tuple[float, float]] = []
         self.checkpoint: Path | None = None
 
     # -- beginning ---------------------------------------------------------------------------------------------
@@ -383,6 +384,7 @@ class _Run:
         score = float(self.validate(self._package(state.weights())))
         top, tolerance = max((seen for _, seen in counters.validations), default=None), self.options.tolerance
         counters.validations.append([counters.update, score])
+        self.looked.append((time.monotonic() - self.started, score))
         self.events.write({"charts/validation": score}, counters.environment_steps)
         self.aids.looked(counters.update, counters.validations)
         if top is None or score > top or (tolerance > 0 and score >= top - tolerance):
@@ -456,6 +458,7 @@ class _Run:
             environment_steps=counters.environment_steps,
             steps_per_second=self.steps / self.spent if self.spent else 0.0,
             seconds=time.monotonic() - self.started,
+            looked=tuple(self.looked),
             warm_up=state.warm_up,
             gates=gates,
             update_log=tuple(state.updates),

@@ -121,9 +121,12 @@ def _shown(made: Made, workspace: Workspace) -> dict[str, Any]:
     if made.trained is None:
         assert made.tuned is not None
         return {"validation": plot(_tuning_curve(made.tuned), "validation success")}
+    reached = made.trained.seconds_to(workspace.settings.gates.success_target)
     return {
         "explanation": made.trained.explanation,
         "steps_per_second": made.trained.steps_per_second,
+        "training_seconds": made.trained.seconds,
+        **({} if reached is None else {"seconds_to_target": reached}),
         "validation": plot(_curve(made.trained, workspace), "validation success"),
         "aids": rows([dataclasses.asdict(entry) for entry in made.trained.aid_log[-AIDS_SHOWN:]]),
         "tensorboard": dg.MetadataValue.path(str(made.trained.tensorboard)),
