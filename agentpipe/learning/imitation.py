@@ -32,6 +32,7 @@ from agentpipe.progress import silent
 if TYPE_CHECKING:
     from agentpipe.environments.demonstrator import Expert
     from agentpipe.environments.pool import LinePool
+    from agentpipe.learning.joint.training import JointTraining
     from agentpipe.learning.options import PpoOptions, WarmUpOptions
     from agentpipe.learning.state import TrainingState
     from agentpipe.learning.workers import Workers
@@ -49,6 +50,7 @@ def warm_up(
     ppo: PpoOptions,
     workers: Workers,
     progress: Progress = silent,
+    joint: JointTraining | None = None,
 ) -> WarmUpFigures:
     """Clones ``expert`` from freshly played episodes; returns the figures of gate 2.
 
@@ -63,6 +65,7 @@ def warm_up(
         ppo: discount, lambda, value weight, gradient norm, rollout length.
         workers: share the work; the result does not depend on how many there are.
         progress: told after every few steps.
+        joint: trains perception and memory on what the expert plays; needed where the network has a memory.
 
     Raises:
         NonFiniteError: an observation, reward, loss or gradient is not finite.
@@ -70,7 +73,8 @@ def warm_up(
     network = state.network
     optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate, eps=1e-5, fused=True)
     gradient = CloningGradient(network, QUESTIONS, options.answer_weight, ppo.value_weight, workers)
-    rollout = Rollout(ppo.rollout_steps, pool.size, network.encoded_size, network.action_count)
+    record = None if joint is None else joint.record(ppo.rollout_steps)
+    rollout = Rollout(ppo.rollout_steps, pool.size, network.encoded_size, network.action_count, joint=record)
     answers = torch.zeros(ppo.rollout_steps, pool.size, int(QUESTIONS.max()) + 1, dtype=torch.int64)
     norms: list[float] = []
     chunks: list[np.ndarray] = []
@@ -99,6 +103,8 @@ def warm_up(
             optimiser.step()
             norms.append(float(norm.norm()))
             sums += part
+        if joint is not None:
+            joint.update(rollout, len(norms))
         chunks.append(np.append(sums, samples))
         episodes += played.episodes
         steps += rollout.steps

@@ -223,7 +223,9 @@ class _Run:
         if initial is not None:
             self._take_weights(initial)
         elif options.warm_up is not None and expert is not None and options.warm_up.episodes > 0:
-            state.warm_up = warm_up(self.pool, expert, state, options.warm_up, options.ppo, self.workers, self.progress)
+            state.warm_up = warm_up(
+                self.pool, expert, state, options.warm_up, options.ppo, self.workers, self.progress, self.joint
+            )
             self.events.write({f"warm_up/{name}": v for name, v in vars(state.warm_up).items() if name != "expert"}, 0)
             warned = [figure for figure in warm_up_gate(state.warm_up, options.gates) if figure.status != "pass"]
             self.aids.warmed_up(warned)
