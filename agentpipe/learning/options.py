@@ -87,6 +87,11 @@ class PpoOptions:
     credit: Credit = "episode"
     """advantages reach back over the whole episode, or within a segment only"""
 
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            text = f"learning_rate {self.learning_rate}"
+            raise SettingsError(text, field="learning_rate", remedy="choose a number above 0: nothing is learned at 0")
+
 
 @dataclass(frozen=True)
 class WarmUpOptions:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from agentpipe.errors import CheckpointError
+from agentpipe.errors import CheckpointError, NonFiniteError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -126,11 +126,16 @@ class Aids:
         return knobs
 
     def collected(self, rollout: Rollout, pool: LinePool) -> npt.NDArray[np.float32] | None:
-        """Tells of a rollout; f32[T, N], the sum of all bonuses, or ``None`` where there is none."""
+        """Tells of a rollout; f32[T, N], the sum of all bonuses, or ``None`` where there is none.
+
+        Raises:
+            NonFiniteError: a bonus is not finite; names the aid, the environment and the step of the rollout.
+        """
         total: npt.NDArray[np.float32] | None = None
         for aid in self.aids:
             bonus = aid.bonus(rollout)
             if bonus is not None:
+                _require_finite(bonus, aid.name, pool)
                 total = bonus if total is None else total + bonus
         for aid in self.aids:
             aid.collected(rollout, pool)
@@ -177,3 +182,13 @@ class Aids:
         for aid in self.aids:
             own = {key.partition("/")[2]: array for key, array in arrays.items() if key.partition("/")[0] == aid.name}
             aid.restore(content["aids"][aid.name], own)
+
+
+def _require_finite(bonus: npt.NDArray[np.float32], name: str, pool: LinePool) -> None:
+    finite = np.isfinite(bonus)
+    if not finite.all():
+        step, row = (int(index) for index in np.argwhere(~finite)[0])
+        remedy = "switch this training aid off; the last checkpoint is good"
+        raise NonFiniteError(
+            "not finite", environment=pool.names[row], field=f"bonus of {name}", step=step, remedy=remedy
+        )

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentpipe.learning.aids.base import Aids
+from agentpipe.learning.aids.curiosity import Curiosity
+from agentpipe.learning.aids.difficulty import Difficulty
+from agentpipe.learning.aids.dynamic_lambda import DynamicLambda
+from agentpipe.learning.aids.layer_rates import LayerRates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,12 +18,20 @@ if TYPE_CHECKING:
 
 
 def chosen_aids(options: TrainingOptions, names: Sequence[str]) -> Aids:
-    """The aids that ``options`` ask for, none of which needs to know of another.
+    """The aids that ``options`` ask for, none of which needs to know of another, or turns what another turns.
 
     Args:
         options: of the run.
         names: of the observation features.
     """
-    del options, names
+    chosen = options.aids
     aids: list[Aid] = []
+    if chosen.curiosity != "off":
+        aids.append(Curiosity(chosen, names, options.seed))
+    if chosen.dynamic_lambda != "off":
+        aids.append(DynamicLambda(chosen, options.ppo))
+    if chosen.layer_rates != "off":
+        aids.append(LayerRates(chosen, options.gates))
+    if chosen.distillation != "off":
+        aids.append(Difficulty())
     return Aids(aids)
