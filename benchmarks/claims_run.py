@@ -1,0 +1,270 @@
+"""One arm under one seed: what it starts from, its training, and everything that is measured of the policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import claims_measures
+from benchmarks.buffer_learning import Scene, chosen_at_random
+from benchmarks.buffer_learning import Sizes as SceneSizes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agentpipe.environments.pool import LinePool
+    from agentpipe.learning.normalisation import ObservationStatistics
+    from agentpipe.learning.options import TrainingOptions
+    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.result import TrainingResult
+
+    Change = Callable[[TrainingOptions], TrainingOptions]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large every run is."""
+
+    rows: int = 7_000
+    """environments side by side"""
+    warm_up_episodes: int = 80_000
+    """expert episodes cloned before the policy gradient"""
+    budget: int = 5_000_000
+    """steps of the policy gradient"""
+    cold_rows: int = 2_048
+    """side by side, from random weights"""
+    cold_budget: int = 2_500_000
+    """steps from random weights"""
+    validation: int = 245
+    validation_episodes: int = 16
+    looks: int = 14
+    """at the validation split, evenly over the budget"""
+    holdout: int = 3_000
+    holdout_episodes: int = 2
+    sampled_steps: int = 256
+    """of each validation environment, for reach and entropy"""
+
+
+SMOKE = Sizes(64, 200, 2_100, 64, 2_100, 15, 1, 2, 30, 1, 48)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One configuration. Two arms that end up with equal options share their runs."""
+
+    name: str
+    change: Change
+    """what is different from the recipe's options"""
+    cold: bool = False
+    """from random weights, with the recipe for it, instead of from cloned ones"""
+    environments: int | None = None
+    """different training environments; none = as many as there are rows"""
+    waiting: str = ""
+    """what is not there yet that it needs"""
+
+
+def recipe(sizes: Sizes, seed: int, threads: int, *, cold: bool) -> TrainingOptions:
+    """What every arm begins with: the standard profile's options, but for this.
+
+    Live samples only, no aid and no orchestrator, learning rate and entropy weight constant, so that the budget decides
+    nothing. From cloned weights the minibatch is half as large; from random ones rollouts are shorter in environments
+    and longer in steps, minibatches smaller and epochs more, which is what leaves the plateau there.
+    """
+    from agentpipe.learning.aids.options import AidOptions
+    from agentpipe.learning.options import training_options
+    from agentpipe.settings import Settings
+
+    chosen = training_options(Settings.model_construct(threads=threads, seed=seed))
+    ppo = dataclasses.replace(chosen.ppo, schedule="constant", final_entropy_share=1.0, minibatch=8_192)
+    rows, budget = sizes.rows, sizes.budget
+    if cold:
+        rows, budget = sizes.cold_rows, sizes.cold_budget
+        ppo = dataclasses.replace(
+            ppo, rollout_steps=32, minibatch=2_048, epochs=4, learning_rate=1e-3, entropy_weight=0.01
+        )
+    assert chosen.warm_up is not None
+    return dataclasses.replace(
+        chosen,
+        ppo=ppo,
+        warm_up=None if cold else dataclasses.replace(chosen.warm_up, episodes=sizes.warm_up_episodes),
+        replay=dataclasses.replace(chosen.replay, share=0.0),
+        aids=AidOptions(curiosity="off", dynamic_lambda="off", layer_rates="off"),
+        orchestrator=None,
+        stream=None,
+        budget_steps=budget,
+        patience=None,
+        validate_every=max(1, round(budget / (ppo.rollout_steps * rows) / sizes.looks)),
+        checkpoint_every=10**9,
+    )
+
+
+def options_of(arm: Arm, sizes: Sizes, seed: int, threads: int) -> TrainingOptions:
+    """The recipe's options, changed as the arm says."""
+    return arm.change(recipe(sizes, seed, threads, cold=arm.cold))
+
+
+def key_of(arm: Arm, sizes: Sizes, seed: int) -> dict[str, Any]:
+    """Everything that the figures of an arm depend on, but the code."""
+    from agentpipe.environments.layout import SIMULATOR_VERSION
+
+    options = options_of(arm, sizes, seed, 1).decisive()
+    more = {"environments": arm.environments, "cold": arm.cold, "seed": seed}
+    return {"options": options, "sizes": dataclasses.asdict(sizes), "simulator": SIMULATOR_VERSION, **more}
+
+
+def run(arm: Arm, sizes: Sizes, seed: int, threads: int, starts: Path) -> dict[str, Any]:
+    """Trains an arm and measures its policy.
+
+    Args:
+        arm: which.
+        sizes: of everything.
+        seed: of environments, weights and all random numbers.
+        threads: they change no figure but rates.
+        starts: folder where cloned weights are kept, for other arms that start from them.
+
+    Raises:
+        KeyboardInterrupt: training was told to end; nothing of it is kept.
+    """
+    from agentpipe.learning.trainer import train
+
+    scene = _scene(arm, sizes, seed, threads)
+    options, statistics = options_of(arm, sizes, seed, threads), scene.statistics()
+    start, cloned = None, 0
+    if options.warm_up is not None:
+        start, cloned = cloned_start(options, scene, statistics, sizes, starts)
+    with tempfile.TemporaryDirectory(prefix="agentpipe-claims-") as name:
+        folder = Path(name)
+        pool = training_pool(scene, sizes.cold_rows if arm.cold else sizes.rows)
+        result = train(
+            pool,
+            statistics,
+            dataclasses.replace(options, warm_up=None),
+            directory=folder / "train",
+            initial=start,
+            validate=scene.validate,
+        )
+        pool.close()
+        if result.reason == "interrupted":
+            raise KeyboardInterrupt
+        samples = options.ppo.rollout_steps * pool.size
+        return {
+            "seed": seed,
+            "cloned_steps": cloned,
+            "steps": cloned + result.environment_steps,
+            "curve": [[cloned + update * samples, score] for update, score in result.validations],
+            "stopped_by": result.reason,
+            "steps_per_second": round(result.steps_per_second),
+            "train_seconds": round(result.seconds, 1),
+            **judged(result.package, scene, sizes),
+            **_measured(result, options, scene, sizes, folder),
+        }
+
+
+def _scene(arm: Arm, sizes: Sizes, seed: int, threads: int) -> Scene:
+    rows = sizes.cold_rows if arm.cold else sizes.rows
+    environments = min(arm.environments or rows, rows)
+    return Scene(seed, SceneSizes(environments, sizes.validation, sizes.validation_episodes), threads)
+
+
+def training_pool(scene: Scene, rows: int) -> LinePool:
+    """``rows`` environments side by side; where there are fewer different ones, copies play later episodes of theirs.
+
+    So arms with fewer environments have batches and updates of the same size.
+    """
+    from agentpipe.environments.fixed import build_fixed
+    from agentpipe.environments.gym_env import COPY_STRIDE
+    from agentpipe.environments.gym_line import copies
+    from agentpipe.environments.layout import Purpose
+    from agentpipe.environments.pool import LinePool
+
+    train = scene.train
+    if rows == len(train):
+        return scene.pool(train, Purpose.TRAIN)
+    chosen = [train[row % len(train)] for row in range(rows)]
+    names = tuple(environment.environment_id for environment in chosen)
+    first = COPY_STRIDE * copies(names)
+
+    class Copied(LinePool):
+        """Every reset goes to a copy's own episodes."""
+
+        def reset(self, episode: Any = 0) -> None:  # noqa: ANN401 - as its base class: a number or an array
+            super().reset(first + episode)
+
+    fixed = build_fixed(chosen, scene.table, scene.profile, seed=scene.seed, purpose=Purpose.TRAIN)
+    return Copied(fixed, names, threads=scene.threads)
+
+
+def cloned_start(
+    options: TrainingOptions, scene: Scene, statistics: ObservationStatistics, sizes: Sizes, starts: Path
+) -> tuple[PolicyPackage, int]:
+    """The weights that arms of this network and seed begin with, and how many expert steps they cost.
+
+    What an arm changes of the policy gradient does not reach the cloning: it is the recipe's.
+    """
+    from agentpipe.environments.demonstrator import DemonstratorPlayer
+    from agentpipe.environments.layout import SIMULATOR_VERSION
+    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.trainer import train
+    from agentpipe.storage import canonical_json, digest_bytes, read_json, write_json
+
+    plain = recipe(sizes, scene.seed, 1, cold=False)
+    chosen = dataclasses.replace(plain, network=options.network, warm_up=options.warm_up, budget_steps=0)
+    key = [chosen.decisive(), len(scene.train), sizes.rows, SIMULATOR_VERSION]
+    folder = starts / digest_bytes(canonical_json(key))[:24]
+    if not (folder / "steps.json").exists():
+        chosen = dataclasses.replace(chosen, threads=options.threads)
+        with tempfile.TemporaryDirectory(prefix="agentpipe-claims-start-") as name:
+            pool = training_pool(scene, sizes.rows)
+            made = train(pool, statistics, chosen, directory=Path(name), expert=DemonstratorPlayer())
+            pool.close()
+        if made.reason == "interrupted":
+            raise KeyboardInterrupt
+        assert made.warm_up is not None
+        made.package.save(folder / "package")
+        write_json(folder / "steps.json", made.warm_up.samples)  # last: it says that the package is there
+    return PolicyPackage.load(folder / "package"), int(read_json(folder / "steps.json"))
+
+
+def judged(package: PolicyPackage, scene: Scene, sizes: Sizes) -> dict[str, float]:
+    """Success and mean simulated seconds of a decision on held-out environments, of the policy and of the rules."""
+    from agentpipe.environments.catalog import load_catalog
+    from agentpipe.environments.layout import Purpose
+    from agentpipe.environments.rules import RulesPlayer
+    from agentpipe.evaluation.holdout import evaluate
+    from agentpipe.learning.player import PolicyPlayer
+
+    report = evaluate(
+        [PolicyPlayer(package), RulesPlayer(scene.profile)],
+        chosen_at_random(load_catalog().environments("holdout"), sizes.holdout, 0),
+        scene.table,
+        scene.profile,
+        seed=scene.seed,
+        purpose=Purpose.REPORT,
+        episodes_per_env=sizes.holdout_episodes,
+        trained_on=scene.train,
+        threads=scene.threads,
+    )
+    policy, rules = report.player("policy"), report.player("rules")
+    return {
+        "success": policy["success"],
+        "decision_seconds": policy["decision_seconds"],
+        "rules_success": rules["success"],
+        "rules_decision_seconds": rules["decision_seconds"],
+    }
+
+
+def _measured(
+    result: TrainingResult, options: TrainingOptions, scene: Scene, sizes: Sizes, folder: Path
+) -> dict[str, float]:
+    """Reach, spread of entropy, shares of draws, and of the orchestrator's moves."""
+    played = claims_measures.sampled(result.package, scene, sizes.sampled_steps)
+    reward = claims_measures.scaled_rewards(played, result.checkpoint, options.ppo.reward_clamp)
+    return {
+        **claims_measures.entropy_spread(result.package, played),
+        **claims_measures.reach(played, reward, options.ppo),
+        **claims_measures.drawn(result.package, scene, folder / "drawn"),
+        **claims_measures.steered(folder / "train"),
+    }

@@ -1,0 +1,135 @@
+"""Measurements of hours, in pieces: each is kept as soon as it is made, under the digest of what it depends on.
+
+A piece that is kept is never made again; one whose configuration changed has another digest, and is. What the digest
+does not cover is the revision of the code: it is kept beside the figures, and a page says when there are several.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentpipe.storage import canonical_json, digest_bytes, read_json, write_json
+from benchmarks.measure import revision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    Tell = Callable[[str], None]
+
+_AGAIN = 1.1
+"""a piece is expected to take this many times the median of its kind: the last one should not run over"""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One measurement that is made at once or not at all."""
+
+    kind: str
+    """pieces of one kind take about as long"""
+    label: str
+    """for people"""
+    key: Mapping[str, Any]
+    """JSON values: everything that the figures depend on"""
+    seconds: float
+    """expected, before one of its kind was made"""
+    run: Callable[[], dict[str, Any]]
+    """makes it; returns its figures as JSON values"""
+
+    @property
+    def digest(self) -> str:
+        """Of kind and key."""
+        return digest_bytes(canonical_json([self.kind, dict(self.key)]))[:24]
+
+
+class Cache:
+    """Figures of finished pieces, one JSON file each.
+
+    Args:
+        folder: holds a folder for each kind.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, piece: Piece) -> Path:
+        """Where the figures of ``piece`` are, or will be."""
+        return self.folder / piece.kind / f"{piece.digest}.json"
+
+    def has(self, piece: Piece) -> bool:
+        """Whether it was made."""
+        return self.path(piece).exists()
+
+    def entry(self, piece: Piece) -> dict[str, Any]:
+        """``row`` (the figures), ``revision``, ``made`` and ``seconds``.
+
+        Raises:
+            CorruptError: it was not made, or its file is damaged.
+        """
+        return dict(read_json(self.path(piece)))
+
+    def row(self, piece: Piece) -> dict[str, Any] | None:
+        """The figures; ``None`` where there are none yet."""
+        return dict(self.entry(piece)["row"]) if self.has(piece) else None
+
+    def make(self, piece: Piece) -> dict[str, Any]:
+        """Makes the piece and keeps it."""
+        began = time.monotonic()
+        row = piece.run()
+        entry = {
+            "label": piece.label,
+            "key": dict(piece.key),
+            "row": row,
+            "seconds": round(time.monotonic() - began, 1),
+            "revision": revision(),
+            "made": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        }
+        write_json(self.path(piece), entry)
+        return row
+
+    def expected(self, piece: Piece) -> float:
+        """Seconds that ``piece`` should take, by those of its kind."""
+        known = [read_json(path)["seconds"] for path in sorted((self.folder / piece.kind).glob("*.json"))]
+        return _AGAIN * statistics.median(known) if known else piece.seconds
+
+    def origins(self, pieces: Iterable[Piece]) -> dict[str, Any]:
+        """Revisions that the figures of ``pieces`` stem from, and between when and when they were made."""
+        entries = [self.entry(piece) for piece in pieces if self.has(piece)]
+        made = sorted(entry["made"] for entry in entries)
+        revisions = sorted({entry["revision"] for entry in entries})
+        return {"revisions": revisions, "first": made[0] if made else "", "last": made[-1] if made else ""}
+
+
+def work(pieces: Sequence[Piece], cache: Cache, minutes: float | None, tell: Tell) -> list[Piece]:
+    """Makes the pieces that are missing, in order, as far as they fit into ``minutes`` (``None``: all of them).
+
+    Returns:
+        Those that are still missing.
+    """
+    began, left = time.monotonic(), []
+    missing = list({piece.digest: piece for piece in pieces if not cache.has(piece)}.values())
+    for number, piece in enumerate(missing, 1):
+        expected = cache.expected(piece)
+        if minutes is not None and time.monotonic() - began + expected > 60 * minutes:
+            left.append(piece)
+            continue
+        tell(f"[{number} of {len(missing)}] {piece.label}, about {expected:.0f} s")
+        cache.make(piece)
+    return left
+
+
+def say_what_is_left(left: Sequence[Piece], cache: Cache, tell: Tell) -> None:
+    """How many pieces are missing and about how long they take."""
+    seconds = sum(cache.expected(piece) for piece in left)
+    tell(f"{len(left)} measurements are left, about {seconds / 60:.0f} minutes: run the same command again")
+
+
+def cache_folder(name: str, given: Path | None) -> Path:
+    """``given``, else ``$AGENTPIPE_CACHE`` or ``~/.cache/agentpipe``, then ``benchmarks`` and ``name``."""
+    root = os.environ.get("AGENTPIPE_CACHE") or Path.home() / ".cache" / "agentpipe"
+    return given or Path(root) / "benchmarks" / name
