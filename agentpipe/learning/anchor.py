@@ -42,6 +42,9 @@ class AnchoredBatch(Batch):
 class Anchor:
     """The champion, asked about the samples of each update.
 
+    It reads what the samples hold: beliefs and memory of the network that learns. Perception and memory therefore have
+    to be the champion's, and to stay so: near a champion the policy alone learns.
+
     Args:
         champion: the policy to stay near.
         network: the one that learns; of the same inputs and actions.
@@ -54,17 +57,23 @@ class Anchor:
 
     def __init__(self, champion: PolicyPackage, network: PolicyNetwork, workers: Workers, rows: int) -> None:
         theirs, mine = champion.network, network
-        same = theirs.action_count == mine.action_count and theirs.encoded_size == mine.encoded_size
+        sizes = [(one.action_count, one.base_size, one.belief_size, one.memory_size) for one in (theirs, mine)]
+        same = sizes[0] == sizes[1]
         if not same or not (torch.equal(theirs.mean, mine.mean) and torch.equal(theirs.scale, mine.scale)):
             text = "another normalisation or other actions than the policy to stay near"
             raise LearningError(
                 text, field="statistics", remedy="retrain with the statistics of the champion's package"
             )
         self.network, self.workers = theirs, workers
-        self.probabilities = torch.zeros(rows, mine.action_count)
+        self.learner, self.probabilities = mine, torch.zeros(rows, mine.action_count)
 
     def fill(self, batch: Batch) -> AnchoredBatch:
-        """``batch`` with the champion's probabilities, in memory that the next call overwrites."""
+        """``batch`` with the champion's probabilities, in memory that the next call overwrites.
+
+        Raises:
+            LearningError: perception or memory are not the champion's.
+        """
+        self._same_reading()
         samples = len(batch.action)
         if samples > len(self.probabilities):
             self.probabilities = torch.zeros(samples, self.network.action_count)
@@ -80,6 +89,20 @@ class Anchor:
 
         self.workers.run(block, -(-samples // BLOCK))
         return anchored
+
+    def _same_reading(self) -> None:
+        theirs, mine = (
+            {
+                name: tensor
+                for name, tensor in network.state_dict().items()
+                if name.startswith(("perception.", "memory."))
+            }
+            for network in (self.network, self.learner)
+        )
+        for name, tensor in mine.items():
+            if not torch.equal(tensor, theirs[name]):
+                remedy = "train the policy alone near a champion: perception and memory stay as they are"
+                raise LearningError("what the policies read is not the same", field=name, remedy=remedy)
 
 
 class AnchoredGradient(SegmentedGradient):

@@ -142,7 +142,8 @@ def fine_tune(  # noqa: PLR0913 - one flat call, as train
 
     Raises:
         NonFiniteError: an input, a loss or a gradient is not finite; names the label where it is one's.
-        LearningError: a labelled decision or the shards do not fit the champion; there is nothing to rehearse from.
+        LearningError: a labelled decision or the shards do not fit the champion; there is nothing to rehearse from; the
+            champion has a memory, whose state no decision holds.
         CorruptError: a shard was cut short while it was used.
         DiskFullError, HomeError: the package cannot be written; what was there stays.
     """
@@ -212,7 +213,7 @@ class _Run:
         self.execute = torch.from_numpy(action_segment == EXECUTE)
         self.gradient = AnchoredGradient(network, ppo.clip, ppo.value_weight, workers, options.kl_weight)
         self.rehearsal = self._rehearsal(recorded, workers, seed)
-        self.parameters = tuple(network.parameters())
+        self.parameters = tuple(parameter for _, parameter in network.policy_parameters())
         self.optimiser = torch.optim.Adam(self.parameters, lr=options.learning_rate, eps=1e-5, fused=True)
         self.generator = torch.Generator().manual_seed(seed_of(seed, "order"))
         self.steps, self.pieces = 0, -(-len(taught) // options.minibatch)

@@ -124,9 +124,13 @@ def lessons(
         action_segment: i8[A], segment of each action.
 
     Raises:
-        LearningError: a shape, a code or an action does not fit; names the label.
+        LearningError: a shape, a code or an action does not fit; names the label. The network has a memory.
         NonFiniteError: an observation, time or confidence is not finite; names the label.
     """
+    if network.memory is not None:
+        remedy = "let the nightly retraining take what was learned, or deploy a policy without a memory"
+        text = "labelled decisions do not hold what the policy remembered when it took them"
+        raise LearningError(text, field="network.memory", remedy=remedy)
     part = {name: np.asarray(getattr(labelled, name))[rows] for name in _FIELDS}
     ids = tuple(labelled.label_id[int(row)] for row in rows)
     _check(ids, part, network, len(action_segment))

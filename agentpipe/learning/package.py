@@ -50,6 +50,8 @@ class PolicyOutput(NamedTuple):
     """f32[N, A], zero where the mask is false"""
     value: npt.NDArray[np.float32]
     """f32[N], expected scaled return"""
+    memory: npt.NDArray[np.float32]
+    """f32[N, M], the memory for the next step; M = 0 without one"""
 
 
 @dataclass
@@ -92,9 +94,18 @@ class PolicyPackage:
         return self.network
 
     @property
+    def memory_size(self) -> int:
+        """M, width of the memory's state; 0 without one."""
+        return self.network.memory_size
+
+    @property
     def signature(self) -> dict[str, Any]:
-        """Names, types and shapes (without the batch dimension) of inputs and outputs, in order."""
+        """Names, types and shapes (without the batch dimension) of inputs and outputs, in order.
+
+        With a memory its state is the last input and the last output; without one neither is there.
+        """
         observation, actions = [len(self.observation_names)], [len(self.action_names)]
+        kept = [{"dtype": "float32", "shape": [self.memory_size]}] if self.memory_size else []
         return {
             "version": SIGNATURE_VERSION,
             "inputs": [
@@ -102,11 +113,13 @@ class PolicyPackage:
                 {"name": "last_action", "dtype": "int64", "shape": []},
                 {"name": "time", "dtype": "float32", "shape": []},
                 {"name": "mask", "dtype": "bool", "shape": actions},
+                *({"name": "memory", **entry} for entry in kept),
             ],
             "outputs": [
                 {"name": "action", "dtype": "int64", "shape": []},
                 {"name": "probabilities", "dtype": "float32", "shape": actions},
                 {"name": "value", "dtype": "float32", "shape": []},
+                *({"name": "memory_next", **entry} for entry in kept),
             ],
         }
 
@@ -124,8 +137,12 @@ class PolicyPackage:
         *,
         greedy: bool = True,
         uniforms: npt.NDArray[np.float64] | None = None,
+        memory: npt.NDArray[np.float32] | None = None,
     ) -> PolicyOutput:
         """Decides for N observations.
+
+        A policy with a memory is asked in the order of the steps: what it returned as ``memory`` goes into the next
+        call. Where the last action is "none yet" an episode begins, and the state that is given is not looked at.
 
         Args:
             observation: f32[N, D], raw.
@@ -134,17 +151,23 @@ class PolicyPackage:
             mask: bool[N, A].
             greedy: the most probable action; else one drawn from the probabilities by ``uniforms``.
             uniforms: f64[N] in [0, 1), needed unless greedy.
+            memory: f32[N, M], needed where the policy has a memory; :meth:`fresh_memory` before the first step.
 
         Raises:
             EmptyMaskError: nothing is allowed in a row.
             NonFiniteError: an input or output is not finite; names row and field.
             ActionError: a last action is out of range.
             SimulationError: a shape or a type does not fit.
+            LearningError: the policy has a memory and was asked without its state.
         """
-        self._check(observation, last_action, time, mask)
+        arrays: list[npt.NDArray[Any]] = [observation, last_action, time, mask]
+        self._check(*arrays)
+        if self.memory_size and memory is not None:
+            self._check_memory(memory, len(observation))
+            arrays.append(memory)
         with torch.inference_mode():
-            inputs = (torch.from_numpy(np.ascontiguousarray(part)) for part in (observation, last_action, time, mask))
-            action, probabilities, value = (part.numpy() for part in self.network(*inputs))
+            inputs = (torch.from_numpy(np.ascontiguousarray(part)) for part in arrays)
+            action, probabilities, value, *kept = (part.numpy() for part in self.network(*inputs))
         if not np.isfinite(value).all() or not np.isfinite(probabilities).all():
             row = int(np.argmax(~np.isfinite(value) | ~np.isfinite(probabilities).all(axis=1)))
             raise NonFiniteError("the policy's output is not finite", environment=row, field="value or probabilities")
@@ -152,7 +175,32 @@ class PolicyPackage:
             if uniforms is None or uniforms.shape != (len(observation),):
                 raise SimulationError("a sampled decision needs one uniform number a row", field="uniforms")
             action = sample_categorical(probabilities, uniforms)
-        return PolicyOutput(action, probabilities, value)
+        return PolicyOutput(action, probabilities, value, kept[0] if kept else self.fresh_memory(len(observation)))
+
+    def fresh_memory(self, rows: int) -> npt.NDArray[np.float32]:
+        """The memory of ``rows`` episodes before their first step: zeros f32[rows, M]."""
+        return np.zeros((rows, self.memory_size), np.float32)
+
+    def remember(
+        self,
+        observation: npt.NDArray[np.float32],
+        last_action: npt.NDArray[np.int64],
+        time: npt.NDArray[np.float32],
+        memory: npt.NDArray[np.float32],
+    ) -> npt.NDArray[np.float32]:
+        """The memory f32[N, M] after N observations that were decided on by someone else; arguments as :meth:`act`."""
+        with torch.inference_mode():
+            inputs = (torch.from_numpy(np.ascontiguousarray(part)) for part in (observation, last_action, time, memory))
+            kept: npt.NDArray[np.float32] = self.network.encode(*inputs)[1].numpy()
+        return kept
+
+    def _check_memory(self, memory: npt.NDArray[np.float32], rows: int) -> None:
+        if memory.dtype != np.float32 or memory.shape != (rows, self.memory_size):
+            expected = f"float32{(rows, self.memory_size)}"
+            raise SimulationError(f"memory is {memory.dtype}{memory.shape}, expected {expected}", field="memory")
+        if not np.isfinite(memory).all():
+            row = int(np.argmax(~np.isfinite(memory).all(axis=1)))
+            raise NonFiniteError("a memory is not finite", environment=row, field="memory")
 
     def _check(
         self,
@@ -163,7 +211,7 @@ class PolicyPackage:
     ) -> None:
         rows = len(observation)
         given: tuple[npt.NDArray[Any], ...] = (observation, last_action, time, mask)
-        for entry, array in zip(self.signature["inputs"], given, strict=True):
+        for entry, array in zip(self.signature["inputs"][: len(given)], given, strict=True):
             name = entry["name"]
             if array.dtype != entry["dtype"] or array.shape != (rows, *entry["shape"]):
                 expected = f"{entry['dtype']}{(rows, *entry['shape'])}"

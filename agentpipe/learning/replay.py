@@ -14,6 +14,9 @@ step's segment: both parts of the batch have one zero and one unit. At the start
 row is rho_s (A_s - mean) / deviation * grad log pi, as in Espeholt et al. (2018, section 4.1). Rewards get the scale of
 the live ones and their clamp, without moving that scale.
 
+With a memory an episode is gone over from its first step, drawn or not: the state at a drawn step is what the current
+memory makes of all that came before.
+
 What an update costs is bounded: of the drawn episodes, in random order, as many are used as ``evaluate`` x m evaluated
 steps allow; the rest of that draw is left out, each drawn step as likely as any other, and the log tells the share that
 came of it.
@@ -28,8 +31,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from agentpipe.errors import LearningError
+from agentpipe.learning.joint.recorded import recorded_memory
 from agentpipe.learning.vtrace import Targets, vtrace
 from agentpipe.storage import digest_bytes
 
@@ -144,10 +149,16 @@ class Replay:
         self.samples.still_whole()
         draw = self.sampler.draw(room)
         chosen = _Chosen.of(
-            self.samples, draw.ids, draw.weights, limit=int(self.options.evaluate * room), number=number
+            self.samples,
+            draw.ids,
+            draw.weights,
+            limit=int(self.options.evaluate * room),
+            number=number,
+            whole=self.network.memory is not None,
         )
         batch = prepared.batch.first(live + len(chosen.ids))
-        seen = self._evaluate(chosen, batch, live)
+        before, behind = self._memory(chosen)
+        seen = self._evaluate(chosen, batch, live, before)
         reward = scaler.scale(seen.reward)
         targets = vtrace(
             reward,
@@ -155,7 +166,7 @@ class Replay:
             seen.log_probability - seen.behaviour,
             chosen.first,
             chosen.length,
-            self._final_values(chosen),
+            self._final_values(chosen, behind),
             discount,
             rho_bar=self.options.rho_bar,
             c_bar=self.options.c_bar,
@@ -192,7 +203,15 @@ class Replay:
             "replay/weight_mean": float(chosen.weights.mean(dtype=np.float64)),
         }
 
-    def _evaluate(self, chosen: _Chosen, batch: Batch, live: int) -> _Seen:
+    def _memory(self, chosen: _Chosen) -> tuple[Tensor, Tensor]:
+        """The memory before each evaluated step f32[M, units] and behind each episode f32[n, units]."""
+        if self.network.memory is None:
+            return torch.zeros(len(chosen.record), 0), torch.zeros(len(chosen.first), 0)
+        first = chosen.record[chosen.first]
+        shards = self.samples.shards
+        return recorded_memory(self.network, shards, chosen.source, first, chosen.length, self.workers)
+
+    def _evaluate(self, chosen: _Chosen, batch: Batch, live: int, before: Tensor) -> _Seen:
         """What the network says of the chosen steps; fills the inputs of the batch's rows on the way."""
         network, count = self.network, len(chosen.record)
         seen = _Seen(count)
@@ -207,7 +226,8 @@ class Replay:
                 torch.from_numpy(records[name].astype(np.int64)) for name in ("last_action", "action")
             )
             mask = torch.from_numpy(shard.unpack_masks(records["mask"]))
-            encoded = network.encode(_tensor(records["observation"]), last_action, _tensor(records["time"]))[0]
+            inputs = (_tensor(records["observation"]), last_action, _tensor(records["time"]), before[at])
+            encoded = network.encode(*inputs)[0]
             logits, value = network.heads(encoded, last_action, mask)
             seen.value[at] = value.numpy()
             seen.log_probability[at] = logits.log_softmax(dim=-1).gather(1, action.unsqueeze(1)).squeeze(1).numpy()
@@ -226,7 +246,7 @@ class Replay:
         self.workers.run(block, len(chosen.blocks))
         return seen
 
-    def _final_values(self, chosen: _Chosen) -> Floats:
+    def _final_values(self, chosen: _Chosen, behind: Tensor) -> Floats:
         """f32[n]: V of the final observation of each episode that was cut, 0 for the others."""
         values = np.zeros(len(chosen.first), np.float32)
         for source in np.unique(chosen.source):
@@ -239,7 +259,9 @@ class Replay:
             records = np.asarray(shard.finals)[final[cut]]
             with torch.inference_mode():
                 last_action = torch.from_numpy(records["last_action"].astype(np.int64))
-                encoded, _ = self.network.encode(_tensor(records["observation"]), last_action, _tensor(records["time"]))
+                state = behind[torch.from_numpy(episodes[cut])]
+                inputs = (_tensor(records["observation"]), last_action, _tensor(records["time"]), state)
+                encoded, _ = self.network.encode(*inputs)
                 mask = torch.from_numpy(shard.unpack_masks(records["mask"]))
                 values[episodes[cut]] = self.network.heads(encoded, last_action, mask)[1].numpy()
         return values
@@ -293,14 +315,19 @@ class _Chosen:
     """drawn steps beyond the limit"""
 
     @classmethod
-    def of(cls, samples: SampleSet, ids: Integers, weights: Floats, *, limit: int, number: int) -> _Chosen:
-        """Chooses from a draw; at least one episode, however small the limit."""
+    def of(
+        cls, samples: SampleSet, ids: Integers, weights: Floats, *, limit: int, number: int, whole: bool = False
+    ) -> _Chosen:
+        """Chooses from a draw; at least one episode, however small the limit; ``whole``: from its first step on."""
         source, record = (array.astype(np.int64) for array in samples.locate(ids))
         row = samples.episodes(ids)[1].astype(np.int64)
         key, appeared, episode = np.unique((source << 40) + row, return_index=True, return_inverse=True)
         start = np.full(len(key), np.iinfo(np.int64).max)
         np.minimum.at(start, episode, record)
-        length = _ends(samples, source[appeared], row[appeared]) - start
+        starts, ends = _bounds(samples, source[appeared], row[appeared])
+        if whole:
+            start = starts
+        length = ends - start
         order = np.random.default_rng(number).permutation(len(key))
         kept = np.zeros(len(key), np.bool_)
         kept[order] = np.cumsum(length[order]) <= limit
@@ -335,14 +362,15 @@ class _Seen:
         self.segment = np.zeros(count, np.int8)
 
 
-def _ends(samples: SampleSet, source: Integers, row: Integers) -> Integers:
-    """Record behind the last one of each episode."""
-    ends = np.zeros(len(row), np.int64)
+def _bounds(samples: SampleSet, source: Integers, row: Integers) -> tuple[Integers, Integers]:
+    """First record of each episode, and the one behind its last."""
+    first, behind = np.zeros((2, len(row)), np.int64)
     for number in np.unique(source):
         mine = source == number
         episodes = np.asarray(samples.shards[int(number)].episodes)[row[mine]]
-        ends[mine] = episodes["first"].astype(np.int64) + episodes["steps"]
-    return ends
+        first[mine] = episodes["first"].astype(np.int64)
+        behind[mine] = first[mine] + episodes["steps"]
+    return first, behind
 
 
 def _blocks(source: Integers) -> list[tuple[int, int, int]]:
@@ -355,5 +383,5 @@ def _blocks(source: Integers) -> list[tuple[int, int, int]]:
     ]
 
 
-def _tensor(column: npt.NDArray[Any]) -> torch.Tensor:
+def _tensor(column: npt.NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(column))

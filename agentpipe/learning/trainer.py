@@ -160,7 +160,7 @@ class _Run:
         self.workers = workers
         ppo = self.options.ppo
         self.gradient = SegmentedGradient(state.network, ppo.clip, ppo.value_weight, workers)
-        self.joint = JointTraining(state.network, pool, workers)
+        self.joint = JointTraining(state.network, pool, workers, frozen=self.options.kl_weight > 0)
         self.breaker = Breaker(self.options.gates)
         self.aids = chosen_aids(self.options, state.statistics.names)
         self.utilisation = Utilisation()

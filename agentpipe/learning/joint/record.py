@@ -23,10 +23,11 @@ class JointRecord:
         steps: T.
         memory: f32[N, M], the memory of each environment now; collecting moves it on, and it is shared with whoever
             made it.
+        learning: keep truths and observations; else the memory alone is moved on.
     """
 
-    def __init__(self, network: PolicyNetwork, steps: int, memory: Tensor) -> None:
-        self.network, self.memory = network, memory
+    def __init__(self, network: PolicyNetwork, steps: int, memory: Tensor, *, learning: bool = True) -> None:
+        self.network, self.memory, self.learning = network, memory, learning
         size = len(memory)
         self.memory_start = torch.zeros_like(memory)
         """f32[N, M], the state before the first step"""
@@ -48,12 +49,12 @@ class JointRecord:
 
     def before(self, t: int, pool: LinePool) -> None:
         """Before the pool takes step ``t``."""
-        if self.network.perception is not None:
+        if self.network.perception is not None and self.learning:
             self.truth[t] = truth(pool)
 
     def ended(self, t: int, pool: LinePool) -> None:
         """After step ``t``, where it ended episodes."""
-        if self.network.memory is not None:
+        if self.network.memory is not None and self.learning:
             rows = np.flatnonzero(pool.terminated | pool.truncated)
             first = sum(len(part) for part in self._found)
             self.final_at[t, torch.from_numpy(rows)] = torch.arange(first, first + len(rows))
@@ -61,7 +62,7 @@ class JointRecord:
 
     def end(self, pool: LinePool) -> None:
         """After the last step."""
-        if self.network.memory is not None:
+        if self.network.memory is not None and self.learning:
             self.after.copy_(self.network.normalise(torch.from_numpy(pool.observation)))
             if self._found:
                 self.finals = torch.cat(self._found).clone()

@@ -67,6 +67,8 @@ class JointTraining:
         workers: share the pieces.
         learning_rate: of both, constant.
         minibatch: steps of one gradient step.
+        frozen: nothing is learned, the memory of each environment is kept all the same: for a policy that is held near
+            another one, which reads what this one reads only while both are as they were.
 
     Raises:
         LearningError: the network has perception and the environments do not say what is true.
@@ -80,14 +82,17 @@ class JointTraining:
         *,
         learning_rate: float = LEARNING_RATE,
         minibatch: int = MINIBATCH,
+        frozen: bool = False,
     ) -> None:
-        if network.perception is not None and not has_truth(pool):
+        if network.perception is not None and not frozen and not has_truth(pool):
             remedy = "train without perception (width 0): environments of your own tell no true fault to learn from"
             raise LearningError("perception has nothing to learn from here", field="network.perception", remedy=remedy)
         self.network, self.workers, self.minibatch = network, workers, minibatch
         self.memory = network.fresh_memory(pool.size)
         """f32[N, M], the memory of each environment now"""
         self._parts: list[_Part] = []
+        if frozen:
+            return
         if network.perception is not None:
             self._add("perception", network.perception, self._perception_loss, learning_rate, 1 + len(TRUTHS))
         if network.memory is not None:
@@ -100,7 +105,9 @@ class JointTraining:
 
     def record(self, steps: int) -> JointRecord | None:
         """What a :class:`~agentpipe.learning.rollout.Rollout` of ``steps`` steps keeps for this; none for nothing."""
-        return JointRecord(self.network, steps, self.memory) if self._parts else None
+        learning = bool(self._parts)
+        needed = learning or self.network.memory is not None
+        return JointRecord(self.network, steps, self.memory, learning=learning) if needed else None
 
     # -- learning ----------------------------------------------------------------------------------------------
 
