@@ -9,6 +9,7 @@ from agentpipe.learning.aids.curiosity import Curiosity
 from agentpipe.learning.aids.difficulty import Difficulty
 from agentpipe.learning.aids.dynamic_lambda import DynamicLambda
 from agentpipe.learning.aids.layer_rates import LayerRates
+from agentpipe.learning.aids.orchestrator import Orchestrator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,4 +35,6 @@ def chosen_aids(options: TrainingOptions, names: Sequence[str]) -> Aids:
         aids.append(LayerRates(chosen, options.gates))
     if chosen.distillation != "off":
         aids.append(Difficulty())
+    if options.orchestrator is not None:
+        aids.append(Orchestrator(options.orchestrator, options.seed))
     return Aids(aids)
