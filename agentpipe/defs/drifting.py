@@ -9,16 +9,22 @@ from agentpipe.defs.players import rules
 from agentpipe.defs.scene import scene
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agentpipe.defs.resources import Workspace
     from agentpipe.evaluation.drift import DriftResult
     from agentpipe.evaluation.reference import ReferenceObservations
     from agentpipe.learning.champion import Champion
+    from agentpipe.learning.package import PolicyPackage
 
 REFERENCE_ROWS = 20_000
 
 
-def reference_observations(workspace: Workspace) -> ReferenceObservations:
-    """What the rule-based player meets in training environments: the same rows for every pair of policies."""
+def reference_observations(workspace: Workspace, policies: Sequence[PolicyPackage] = ()) -> ReferenceObservations:
+    """What the rule-based player meets in training environments: the same rows for every pair of policies.
+
+    Those of ``policies`` that have a memory watch it.
+    """
     from agentpipe.evaluation.reference import collect_reference
 
     setting = scene(workspace)
@@ -30,6 +36,7 @@ def reference_observations(workspace: Workspace) -> ReferenceObservations:
         seed=setting.seed,
         rows=REFERENCE_ROWS,
         threads=setting.threads,
+        watching=[policy for policy in policies if policy.memory_size],
     )
 
 
@@ -38,9 +45,11 @@ def drift_from(workspace: Workspace, package: Path, champion: Champion | None) -
     from agentpipe.evaluation import drift
     from agentpipe.learning.package import PolicyPackage
 
+    candidate = PolicyPackage.load(package)
+    other = PolicyPackage.load(workspace.root / champion.package) if champion else None
     return drift.policy_drift(
-        PolicyPackage.load(package),
-        PolicyPackage.load(workspace.root / champion.package) if champion else None,
-        reference_observations(workspace),
+        candidate,
+        other,
+        reference_observations(workspace, [candidate] if other is None else [candidate, other]),
         limit=workspace.settings.gates.drift_kl_review,
     )

@@ -114,7 +114,16 @@ def nats_interval(ci95: Sequence[float | None]) -> str:
 
 def _distribution(policy: Policy, reference: ReferenceObservations, who: str) -> npt.NDArray[Any]:
     """Probabilities [n, A], checked against the mask."""
-    output = policy.act(reference.observation, reference.last_action, reference.time, reference.mask)
+    situations = (reference.observation, reference.last_action, reference.time, reference.mask)
+    if getattr(policy, "memory_size", 0):
+        remembering: Any = policy
+        memory = reference.memories.get(remembering.digest)
+        if memory is None:
+            remedy = "collect the reference with this policy watching"
+            raise EvaluationError(f"the reference holds nothing of what the {who} remembers", remedy=remedy)
+        output = remembering.act(*situations, memory=memory)
+    else:
+        output = policy.act(*situations)
     probabilities = np.asarray(output.probabilities)
     check_probabilities(probabilities, reference.mask, who)
     return probabilities
@@ -169,7 +178,8 @@ def policy_drift(  # noqa: PLR0913 - keyword-only, each a part of the judgement
         draws: Resamples of the bootstrap.
 
     Raises:
-        EvaluationError: probabilities that are not finite, not allowed or do not sum to one.
+        EvaluationError: probabilities that are not finite, not allowed or do not sum to one; a policy with a memory did
+            not watch the reference.
     """
     digest, rows = reference.digest, reference.rows
     if champion is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from agentpipe.evaluation.rollout import default_builder
 from agentpipe.storage import canonical_json, digest_bytes, write_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -41,6 +41,29 @@ _TYPES = {
 _UNREADABLE = (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, EvaluationError)
 
 
+class Watcher(Protocol):
+    """A policy with a memory, which has to watch an episode from its start; see :class:`PolicyPackage`."""
+
+    @property
+    def digest(self) -> str:
+        """What it is."""
+        ...
+
+    def fresh_memory(self, rows: int) -> npt.NDArray[np.float32]:
+        """The memory f32[rows, M] before the first step."""
+        ...
+
+    def remember(
+        self,
+        observation: npt.NDArray[np.float32],
+        last_action: npt.NDArray[np.int64],
+        time: npt.NDArray[np.float32],
+        memory: npt.NDArray[np.float32],
+    ) -> npt.NDArray[np.float32]:
+        """The memory f32[n, M] after a step that someone else decides."""
+        ...
+
+
 @dataclass(frozen=True)
 class ReferenceObservations:
     """n situations, each with at least one allowed action."""
@@ -59,13 +82,14 @@ class ReferenceObservations:
     """Text [n]."""
     environment: npt.NDArray[np.int64]
     """i64[n]; rows of one environment are not independent."""
+    memories: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """f32[n, M], by the digest of a policy: what it remembers there if it has watched; neither digested nor saved."""
 
     def __post_init__(self) -> None:
         rows = self.observation.shape[0]
-        for item in fields(self):
-            values = getattr(self, item.name)
+        for name, values in [*((name, getattr(self, name)) for name in _TYPES), *self.memories.items()]:
             if values.shape[0] != rows:
-                raise EvaluationError(f"{item.name} has {values.shape[0]} rows, the observation {rows}")
+                raise EvaluationError(f"{name} has {values.shape[0]} rows, the observation {rows}")
         if not np.isfinite(self.observation).all() or not np.isfinite(self.time).all():
             raise EvaluationError("a reference observation is not finite", remedy="collect the reference again")
         empty = np.flatnonzero(~self.mask.any(axis=1))
@@ -125,11 +149,13 @@ def collect_reference(  # noqa: PLR0913 - keyword-only, each a part of what the 
     purpose: Purpose = Purpose.STATISTICS,
     threads: int = 1,
     build: PoolBuilder | None = None,
+    watching: Sequence[Watcher] = (),
 ) -> ReferenceObservations:
     """Situations that ``player`` meets in ``environments``: ``rows`` of them, drawn by ``seed``.
 
     Every environment is played for ``steps`` steps; each row is drawn from all of them with equal probability, without
-    repetition. The rule-based player makes a reference that belongs to no policy.
+    repetition. The rule-based player makes a reference that belongs to no policy. Policies with a memory are given as
+    ``watching``: at each row the reference then holds what they remember of the episode so far.
 
     Raises:
         EvaluationError: no environment, or fewer than one row asked for.
@@ -142,6 +168,8 @@ def collect_reference(  # noqa: PLR0913 - keyword-only, each a part of what the 
     keep = np.sort(np.random.default_rng(seed).choice(total, size=min(rows, total), replace=False))
     at_step, which = np.divmod(keep, pool.size)
     parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _TYPES if name not in ("cell", "environment")}
+    states = {policy.digest: policy.fresh_memory(pool.size) for policy in watching}
+    remembered: dict[str, list[npt.NDArray[np.float32]]] = {name: [] for name in states}
     restart = getattr(player, "reset", None)
     if restart is not None:
         restart()
@@ -150,10 +178,15 @@ def collect_reference(  # noqa: PLR0913 - keyword-only, each a part of what the 
             chosen = which[at_step == step]
             for name, part in parts.items():
                 part.append(getattr(pool, name)[chosen].copy())
+            for policy in watching:
+                state = states[policy.digest]
+                remembered[policy.digest].append(state[chosen])
+                states[policy.digest] = policy.remember(pool.observation, pool.last_action, pool.time, state)
             pool.step(player.act(pool).actions)
     finally:
         pool.close()
     arrays: dict[str, Any] = {name: np.concatenate(part) for name, part in parts.items()}
     cells = np.array([spec.cell for spec in environments])
     index = np.array([spec.index for spec in environments], dtype=np.int64)
-    return ReferenceObservations(**arrays, cell=cells[which], environment=index[which])
+    memories = {name: np.concatenate(part) for name, part in remembered.items()}
+    return ReferenceObservations(**arrays, cell=cells[which], environment=index[which], memories=memories)
