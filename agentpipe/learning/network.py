@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from agentpipe.environments.layout import OBSERVATION_SIZE
 from agentpipe.errors import LearningError
+from agentpipe.learning.joint.line_perception import LinePerception
 from agentpipe.learning.joint.memory import Memory
 from agentpipe.learning.joint.perception import BELIEF, Perception
 
@@ -107,7 +109,8 @@ class PolicyNetwork(nn.Module):
     linear layer or a :class:`UnitHead`.
 
     Where the options ask for them, x goes on with a belief of what the fault is
-    (:class:`~agentpipe.learning.joint.perception.Perception`) and with the state of a memory
+    (:class:`~agentpipe.learning.joint.perception.Perception`, over observations of the built-in line
+    :class:`~agentpipe.learning.joint.line_perception.LinePerception`) and with the state of a memory
     (:class:`~agentpipe.learning.joint.memory.Memory`), both detached: what the policy learns reaches the columns of W_1
     that read them and nothing behind (S12).
 
@@ -156,7 +159,9 @@ class PolicyNetwork(nn.Module):
         self.perception: Perception | None = None
         self.memory: Memory | None = None
         if options.perception:
-            self.perception = Perception(self.base_size, options.perception, options.activation)
+            sizes = (options.perception, options.activation)
+            line = observation_size == OBSERVATION_SIZE
+            self.perception = LinePerception(*sizes) if line else Perception(self.base_size, *sizes)
         if options.memory:
             inputs, embedding = self.base_size + self.belief_size, options.action_embedding
             self.memory = Memory(inputs, action_count, embedding, options.memory, observation_size)
@@ -220,6 +225,8 @@ class PolicyNetwork(nn.Module):
         """Fixes the normalisation: (observation - mean) * scale, in float32."""
         self.mean.copy_(torch.from_numpy(statistics.mean.astype("float32")))
         self.scale.copy_(torch.from_numpy(statistics.scale))
+        if isinstance(self.perception, LinePerception):
+            self.perception.set_statistics(self.mean, self.scale)
 
     def normalise(self, observation: Tensor) -> Tensor:
         """Observations f32[..., D] in standard deviations from the mean, clipped."""
