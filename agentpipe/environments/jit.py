@@ -14,14 +14,16 @@ from typing import Any
 import numba
 from numba import njit
 
+_KERNELS = Path(__file__).parents[1] / "learning" / "kernels"
 _SOURCES = ("begin", "jit", "kernel", "layout", "orders", "parameters", "physics", "rng", "sense", "state", "tokens")
 
 
 def cache_directory() -> Path:
     """``$AGENTPIPE_CACHE`` or ``~/.cache/agentpipe``, then ``numba`` and the digest of the kernels' sources."""
     digest = hashlib.sha256(numba.__version__.encode())
-    for name in _SOURCES:
-        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    own = [Path(__file__).with_name(f"{name}.py") for name in _SOURCES]
+    for path in (*own, *sorted(_KERNELS.glob("*.py"))):
+        digest.update(path.read_bytes())
     root = os.environ.get("AGENTPIPE_CACHE") or Path.home() / ".cache" / "agentpipe"
     return Path(root) / "numba" / digest.hexdigest()[:16]
 

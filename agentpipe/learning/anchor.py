@@ -12,25 +12,27 @@ policies that are close the two directions agree to second order. The tests hold
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentpipe.environments.jit import entry
 from agentpipe.errors import LearningError
 from agentpipe.learning.batch import Batch
-from agentpipe.learning.fused import BLOCK, SHARDS, Block, SegmentedGradient
+from agentpipe.learning.fused import SegmentedGradient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agentpipe.learning.kernels.segmented import Goal, Samples
     from agentpipe.learning.network import PolicyNetwork
     from agentpipe.learning.package import PolicyPackage
     from agentpipe.learning.workers import Workers
+
+
+BLOCK = 1_024
+"""samples that the champion is asked about together"""
 
 
 class AnchoredBatch(Batch):
@@ -118,73 +120,17 @@ class AnchoredGradient(SegmentedGradient):
         kl_weight: of the anchor.
     """
 
+    anchors = 1
+
     def __init__(
         self, network: PolicyNetwork, clip: Sequence[float], value_weight: float, workers: Workers, kl_weight: float
     ) -> None:
-        self.kl_weight = kl_weight
         super().__init__(network, clip, value_weight, workers)
-        self._shard_sums = np.zeros((SHARDS, self.sums_size + 1))
-
-    def _new_block(self) -> Block:
-        return _AnchoredBlock(self.network, self.kl_weight)
-
-
-class _AnchoredBlock(Block):
-    def __init__(self, network: PolicyNetwork, kl_weight: float) -> None:
-        super().__init__(network)
         self.kl_weight = kl_weight
-        self.anchor = torch.empty(BLOCK, network.action_count)
-        self.pull = torch.empty(BLOCK, network.action_count)
 
-    def load(self, batch: Batch, rows: Tensor) -> None:
-        super().load(batch, rows)
+    def _samples(self, batch: Batch) -> Samples:
         assert isinstance(batch, AnchoredBatch)
-        torch.index_select(batch.anchor, 0, rows, out=self.anchor)
+        return super()._samples(batch)._replace(anchor=batch.anchor.numpy())
 
-    def loss(
-        self,
-        clip: npt.NDArray[np.float32],
-        entropy_weight: float,
-        value_weight: float,
-        samples: int,
-        sums: npt.NDArray[np.float64],
-    ) -> None:
-        inputs = (tensor.numpy() for tensor in (self.logits, self.mask, self.weight, self.anchor, self.pull))
-        _pull(*inputs, np.float32(self.kl_weight), np.float32(1.0 / samples), sums[-1:])
-        super().loss(clip, entropy_weight, value_weight, samples, sums[:-1])
-        self.logits.add_(self.pull)
-
-
-@entry
-def _pull(  # type: ignore[no-untyped-def]  # noqa: ANN202 - a kernel
-    logits,  # noqa: ANN001
-    mask,  # noqa: ANN001
-    weight,  # noqa: ANN001
-    anchor,  # noqa: ANN001
-    pull,  # noqa: ANN001
-    kl_weight,  # noqa: ANN001
-    share,  # noqa: ANN001
-    sums,  # noqa: ANN001
-):
-    rows, actions = logits.shape
-    zero = np.float32(0.0)
-    for i in range(rows):
-        top = np.float32(-3.0e38)
-        for j in range(actions):
-            if mask[i, j]:
-                top = max(top, logits[i, j])
-        total = zero
-        for j in range(actions):
-            if mask[i, j]:
-                total += np.float32(math.exp(logits[i, j] - top))
-        log_total = np.float32(math.log(total)) + top
-        kl = zero
-        for j in range(actions):
-            if mask[i, j]:
-                log_p, q = logits[i, j] - log_total, anchor[i, j]
-                pull[i, j] = kl_weight * share * weight[i] * (np.float32(math.exp(log_p)) - q)
-                if q > zero:
-                    kl += q * (np.float32(math.log(q)) - log_p)
-            else:
-                pull[i, j] = zero
-        sums[0] += weight[i] * kl
+    def _goal(self, entropy_weight: float) -> Goal:
+        return super()._goal(entropy_weight)._replace(kl_weight=np.float32(self.kl_weight))
