@@ -23,13 +23,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from agentpipe.learning.package import PolicyPackage
 from agentpipe.serving.inputs import PolicyInputs
-from agentpipe.serving.runtime import run_module
+from agentpipe.serving.runtime import Outputs, run_module
 from agentpipe.serving.triton_config import PREFERRED_BATCHES, QUEUE_DELAY_MICROSECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentpipe.serving.runtime import Outputs
 
 DTYPES = {"FP32": np.float32, "INT64": np.int64, "BOOL": np.bool_}
 
@@ -70,12 +69,12 @@ class Batcher:
                 continue
             batch = [self._waiting.popleft() for _ in range(size)]
             inputs = PolicyInputs.concatenate([row for _, row, _ in batch])
-            action, probabilities, value = await loop.run_in_executor(self._thread, run_module, self.module, inputs)
+            answers = await loop.run_in_executor(self._thread, run_module, self.module, inputs)
             self.rows, self.executions = self.rows + size, self.executions + 1
             for index, (_, _, answer) in enumerate(batch):
                 at = slice(index, index + 1)
                 if not answer.done():
-                    answer.set_result((action[at], probabilities[at], value[at]))
+                    answer.set_result(Outputs(*(part[at] for part in answers)))  # type: ignore[arg-type]
 
 
 class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated, without types
@@ -91,7 +90,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             for each, raw in zip(request.inputs, request.raw_input_contents, strict=True)
         }
         row = PolicyInputs(arrays["observation"], arrays["last_action"][:, 0], arrays["time"][:, 0], arrays["mask"])
-        action, probabilities, value = await self.batcher.ask(row)
+        action, probabilities, value, _ = await self.batcher.ask(row)
         reply = service_pb2.ModelInferResponse(model_name=request.model_name)
         for name, wire, array in (
             ("action", "INT64", action[:, None]),

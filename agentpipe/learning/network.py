@@ -251,6 +251,12 @@ class PolicyNetwork(nn.Module):
         Raises:
             LearningError: the network has a memory and no state was given.
         """
+        encoded, state = self._read(observation, last_action, time, memory)
+        return encoded, encoded[..., :0] if state is None else state
+
+    def _read(
+        self, observation: Tensor, last_action: Tensor, time: Tensor, memory: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         base = self.normalise(observation)
         if self.fuses:
             angle = time.unsqueeze(-1) * self.frequencies
@@ -258,7 +264,7 @@ class PolicyNetwork(nn.Module):
         if self.perception is not None:
             base = torch.cat([base, self.perception.belief(base.detach()).detach()], dim=-1)
         if self.memory is None:
-            return base, base[..., :0]
+            return base, None
         if memory is None:
             remedy = "pass the state that the step before gave, fresh_memory() at the first"
             raise LearningError("a policy with a memory was asked without its state", field="memory", remedy=remedy)
@@ -277,12 +283,12 @@ class PolicyNetwork(nn.Module):
         Returns:
             With a shared trunk its last activations f32[N, width]; else the first ones of both trunks, side by side.
         """
-        hidden = self.first(encoded)
         if self.fuses:
             # Equal to concatenating the embedding to the input, at the price of a table look-up.
             table = self.projection(self.embedding.weight)
-            hidden = hidden + table[last_action]
-        hidden = self._activate(hidden)
+            hidden = self._activate(self.first(encoded) + table[last_action])
+        else:
+            hidden = self._activate(self.first(encoded))
         if self.options.shared_trunk:
             for layer in self.actor_hidden:
                 hidden = self._activate(layer(hidden))
@@ -326,11 +332,11 @@ class PolicyNetwork(nn.Module):
             action i64[N] (the first most probable one; -1 where nothing is allowed), probabilities f32[N, A] (all
             zero where nothing is allowed), value f32[N] (in scaled returns); with a memory its new state f32[N, M].
         """
-        encoded, state = self.encode(observation, last_action, time, memory)
+        encoded, state = self._read(observation, last_action, time, memory)
         logits, value = self.heads(encoded, last_action, mask)
         probabilities = logits.softmax(dim=-1) * mask
         action = torch.where(mask.any(dim=-1), logits.argmax(dim=-1), -1)
-        if self.memory is not None:
+        if state is not None:
             return action, probabilities, value, state
         return action, probabilities, value
 

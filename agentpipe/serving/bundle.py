@@ -176,11 +176,14 @@ def _draft(
     signature = policy_signature(
         len(package.observation_names),
         len(package.action_names),
+        memory=package.memory_size,
         simulator_version=package.simulator_version,
         observation_names=package.observation_names,
         action_names=package.action_names,
     )
     inputs = recorded or synthetic_inputs(signature.observation_size, signature.action_count, seed=plan.seed)
+    if signature.memory_size:
+        inputs = inputs.remembering(signature.memory_size, plan.seed)
     graph = draft / plan.model_name / str(plan.version) / MODEL_FILE
     progress(_STAGE, 1, 5, "export to ONNX")
     export = export_policy(package.module, graph, signature)

@@ -13,7 +13,8 @@ from agentpipe.closing import Closing
 from agentpipe.errors import AnswerError, BundleError, EmptyMaskError, NonFiniteError, ServiceError, ServingError
 from agentpipe.serving.answers import check_answer
 from agentpipe.serving.loopback import channel_options
-from agentpipe.serving.signature import WIRE_TYPES, Signature, TensorSpec, to_columns
+from agentpipe.serving.runtime import Outputs
+from agentpipe.serving.signature import MEMORY, WIRE_TYPES, Signature, TensorSpec, to_columns
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferenceServerClient
@@ -21,11 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServedDecision:
-    """Action i64[N], probabilities f32[N, A] (zero where forbidden) and value f32[N] of N rows."""
+    """Action i64[N], probabilities f32[N, A] (zero where forbidden) and value f32[N] of N rows.
+
+    ``memory`` f32[N, M] is for the next question of the same episodes; of no width where the policy has no memory.
+    """
 
     action: npt.NDArray[np.int64]
     probabilities: npt.NDArray[np.float32]
     value: npt.NDArray[np.float32]
+    memory: npt.NDArray[np.float32]
 
 
 def prepare(signature: Signature, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
@@ -133,16 +138,25 @@ class PolicyClient(Closing):
         last_action: npt.NDArray[np.int64],
         time: npt.NDArray[np.float32],
         mask: npt.NDArray[np.bool_],
+        memory: npt.NDArray[np.float32] | None = None,
     ) -> ServedDecision:
         """Decides N rows: observation f32[N, D] (raw), last_action i64[N], time f32[N] (minutes), mask bool[N, A].
+
+        A policy with a memory also takes ``memory`` f32[N, M]: what it answered to the question before of the same
+        episode, :meth:`fresh_memory` before the first.
 
         Raises:
             ServingError, NonFiniteError, EmptyMaskError: see :func:`prepare`.
             AnswerError: what comes back is no decision: see :func:`~agentpipe.serving.answers.check_answer`.
             ServiceError: the server is away or refuses.
         """
-        answer = self.decide(observation=observation, last_action=last_action, time=time, mask=mask)
-        return ServedDecision(answer["action"][:, 0], answer["probabilities"], answer["value"][:, 0])
+        kept = {} if memory is None else {MEMORY: memory}
+        answer = self.decide(observation=observation, last_action=last_action, time=time, mask=mask, **kept)
+        return ServedDecision(*Outputs.of(answer))
+
+    def fresh_memory(self, rows: int) -> npt.NDArray[np.float32]:
+        """The memory f32[rows, M] of episodes before their first question: zeros."""
+        return np.zeros((rows, self.signature.memory_size), np.float32)
 
     def decide(self, **arrays: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         """The same with inputs and outputs by the names of the served signature, vectors as columns ``[N, 1]``."""

@@ -59,7 +59,8 @@ def export_policy(module: torch.nn.Module, path: Path, signature: Signature) -> 
 
     Args:
         module: ``forward(observation f32[N,D], last_action i64[N], time f32[N], mask bool[N,A])`` giving
-            ``(action i64[N], probabilities f32[N,A], value f32[N])``; normalisation inside.
+            ``(action i64[N], probabilities f32[N,A], value f32[N])``; normalisation inside. Where ``signature`` has a
+            memory, ``memory f32[N,M]`` is a fifth argument and its next state a fourth result.
         path: The file to write.
         signature: Names and sizes; vectors become columns ``[N, 1]`` in the graph, since a Triton row has no rank 0.
 
@@ -97,7 +98,7 @@ def _folded(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def _to_onnx(module: torch.nn.Module, signature: Signature, opset: int) -> onnx.ModelProto:
+def _served(module: torch.nn.Module, signature: Signature) -> torch.nn.Module:
     import torch
 
     class Served(torch.nn.Module):
@@ -113,13 +114,38 @@ def _to_onnx(module: torch.nn.Module, signature: Signature, opset: int) -> onnx.
             action, probabilities, value = self.policy(observation, last_action.squeeze(1), time.squeeze(1), mask)
             return action.unsqueeze(1), probabilities, value.unsqueeze(1)
 
+    class Remembering(torch.nn.Module):
+        """The same with a memory that goes in and out."""
+
+        def __init__(self, policy: torch.nn.Module) -> None:
+            super().__init__()
+            self.policy = policy
+
+        def forward(
+            self,
+            observation: torch.Tensor,
+            last_action: torch.Tensor,
+            time: torch.Tensor,
+            mask: torch.Tensor,
+            memory: torch.Tensor,
+        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+            row = (observation, last_action.squeeze(1), time.squeeze(1), mask, memory)
+            action, probabilities, value, state = self.policy(*row)
+            return action.unsqueeze(1), probabilities, value.unsqueeze(1), state
+
+    return Remembering(module) if signature.memory_size else Served(module)
+
+
+def _to_onnx(module: torch.nn.Module, signature: Signature, opset: int) -> onnx.ModelProto:
+    import torch
+
     rows = 3  # neither 0 nor 1, which torch.export would take for constants
     example = tuple(torch.zeros((rows, *spec.dims), dtype=getattr(torch, spec.dtype)) for spec in signature.inputs)
     batch = torch.export.Dim("batch", min=1)
     with _quiet(), torch.no_grad():
         try:
             program = torch.onnx.export(
-                Served(module).eval(),
+                _served(module, signature).eval(),
                 example,
                 dynamo=True,
                 opset_version=opset,

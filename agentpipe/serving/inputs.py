@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from agentpipe.errors import ServingError
 from agentpipe.experience.store.shard import open_shard
+from agentpipe.serving.signature import MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,19 +26,24 @@ class PolicyInputs:
         last_action: int64 ``[N]``; A means "none yet".
         time: float32 ``[N]``, minutes since the alarm.
         mask: bool ``[N, A]``, True where the action is allowed.
+        memory: float32 ``[N, M]``, what a policy with a memory remembers; of no width where none is given.
     """
 
     observation: npt.NDArray[np.float32]
     last_action: npt.NDArray[np.int64]
     time: npt.NDArray[np.float32]
     mask: npt.NDArray[np.bool_]
+    memory: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
     def __post_init__(self) -> None:
+        if not self.memory.size:
+            object.__setattr__(self, "memory", np.zeros((len(self.observation), 0), np.float32))
         expected = {
             "observation": (np.float32, 2),
             "last_action": (np.int64, 1),
             "time": (np.float32, 1),
             "mask": (np.bool_, 2),
+            "memory": (np.float32, 2),
         }
         for name, (dtype, rank) in expected.items():
             array = getattr(self, name)
@@ -53,26 +59,41 @@ class PolicyInputs:
 
     def rows(self, index: slice | npt.NDArray[np.int64]) -> PolicyInputs:
         """The rows that ``index`` picks."""
-        return PolicyInputs(self.observation[index], self.last_action[index], self.time[index], self.mask[index])
+        return PolicyInputs(*(array[index] for array in self.arrays))
+
+    def with_mask(self, mask: npt.NDArray[np.bool_]) -> PolicyInputs:
+        """The same rows with other masks."""
+        return PolicyInputs(self.observation, self.last_action, self.time, mask, self.memory)
+
+    def remembering(self, size: int, seed: int = 0) -> PolicyInputs:
+        """The same rows with a memory of ``size`` units, drawn from -1 to 1, where a GRU's state lies."""
+        drawn = np.random.default_rng(seed).uniform(-1.0, 1.0, (len(self), size)).astype(np.float32)
+        return PolicyInputs(self.observation, self.last_action, self.time, self.mask, drawn)
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """All of them, in the order of the arguments."""
+        return self.observation, self.last_action, self.time, self.mask, self.memory
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays as the graph takes them, by input name: vectors become columns ``[N, 1]``."""
+        """The arrays as the graph takes them, by input name: vectors become columns ``[N, 1]``.
+
+        The memory is among them only where it has a width.
+        """
+        kept = {MEMORY: self.memory} if self.memory.shape[1] else {}
         return {
             "observation": self.observation,
             "last_action": self.last_action[:, None],
             "time": self.time[:, None],
             "mask": self.mask,
+            **kept,
         }
 
     @staticmethod
     def concatenate(parts: Sequence[PolicyInputs]) -> PolicyInputs:
         """All rows of ``parts``, in order."""
-        return PolicyInputs(
-            np.concatenate([part.observation for part in parts]),
-            np.concatenate([part.last_action for part in parts]),
-            np.concatenate([part.time for part in parts]),
-            np.concatenate([part.mask for part in parts]),
-        )
+        columns = zip(*(part.arrays for part in parts), strict=True)
+        return PolicyInputs(*(np.concatenate(column) for column in columns))
 
 
 def recorded_inputs(shards: Sequence[Path], *, count: int = 512, seed: int = 0) -> PolicyInputs:

@@ -58,7 +58,7 @@ def measure_latency(
         torch.set_num_threads(threads)
     served = _times(lambda: run_session(session, row, 1), repeats)
     one = OneRow(session)
-    arguments = (row.observation[0], int(row.last_action[0]), float(row.time[0]), row.mask[0])
+    arguments = (row.observation[0], int(row.last_action[0]), float(row.time[0]), row.mask[0], row.memory[0])
     lean = _times(lambda: one.act(*arguments), repeats)
     return LatencyReport(*_percentiles_ms(eager), *_percentiles_ms(served), repeats, *_percentiles_ms(lean))
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BATCHES: Final = (1, 7, 64)
 PROBABILITY_TOLERANCE: Final = 1e-5  # absolute
+MEMORY_TOLERANCE: Final = 1e-5  # absolute
 VALUE_TOLERANCE: Final = 1e-5  # relative to max(1, |value|): near zero a relative error of a float32 sum means nothing
 TIE: Final = 1e-6  # two best probabilities closer than this are a tie, which rounding may break either way
 RANDOM_MASKS: Final = 1_000
@@ -37,6 +38,8 @@ class CaseFigures:
     max_relative_value: float
     action_mismatches: int
     ties: int
+    max_abs_memory: float | None = None
+    """of the memory that goes on; none without one"""
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,16 @@ class ParityReport:
     ties: int
     rows: int
     cases: tuple[CaseFigures, ...]
+    max_abs_memory: float | None = None
+    """of the memory that goes on; none without one"""
 
     def to_json(self) -> dict[str, Any]:
-        """The report as a JSON object."""
-        return asdict(self)
+        """The report as a JSON object; of a memory only where there is one."""
+        content = asdict(self)
+        for each in (content, *content["cases"]):
+            if each["max_abs_memory"] is None:
+                del each["max_abs_memory"]
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> ParityReport:
@@ -103,7 +112,7 @@ def _random_masks(generator: np.random.Generator, count: int, actions: int) -> n
 
 
 def _with_mask(inputs: PolicyInputs, mask: npt.NDArray[np.bool_]) -> PolicyInputs:
-    return PolicyInputs(inputs.observation, inputs.last_action, inputs.time, mask)
+    return inputs.with_mask(mask)
 
 
 def _out_of_range(recorded: PolicyInputs, generator: np.random.Generator) -> PolicyInputs:
@@ -117,7 +126,7 @@ def _out_of_range(recorded: PolicyInputs, generator: np.random.Generator) -> Pol
         for offset in (1, 2, 3):
             observation[4 * index + offset, generator.integers(0, size)] = extreme
     time[-2:] = (1e6, -1e6)
-    return PolicyInputs(observation, rows.last_action, time, rows.mask)
+    return PolicyInputs(observation, rows.last_action, time, rows.mask, rows.memory)
 
 
 def compare(case: str, batch: int, expected: Outputs, found: Outputs, mask: npt.NDArray[np.bool_]) -> CaseFigures:
@@ -127,23 +136,27 @@ def compare(case: str, batch: int, expected: Outputs, found: Outputs, mask: npt.
         ParityError: beyond the tolerances, not finite, an action outside the mask, or an empty mask without action -1
             and zero probabilities; the message names case, batch and row.
     """
-    action, probabilities, value = found
+    action, probabilities, value, memory = found
     where: dict[str, object] = {"case": case, "batch": batch}
-    for field, array in (("probabilities", probabilities), ("value", value)):
+    for field, array in (("probabilities", probabilities), ("value", value), ("memory", memory)):
         bad = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
         if bad.any():
             raise _failure(f"{field} are not finite", where, field, int(bad.argmax()))
-    difference = np.abs(probabilities - expected[1]).max(axis=1)
-    relative = np.abs(value - expected[2]) / np.maximum(1.0, np.maximum(np.abs(expected[2]), np.abs(value)))
+    difference = np.abs(probabilities - expected.probabilities).max(axis=1)
+    relative = np.abs(value - expected.value) / np.maximum(1.0, np.maximum(np.abs(expected.value), np.abs(value)))
     _within(difference, PROBABILITY_TOLERANCE, where, "probabilities")
     _within(relative, VALUE_TOLERANCE, where, "value")
+    remembered = np.abs(memory - expected.memory).max(axis=1, initial=0.0)
+    _within(remembered, MEMORY_TOLERANCE, where, "memory")
     _obey_mask(action, probabilities, mask, where)
-    different = action != expected[0]
-    ties = different & _tied(expected[1], action, expected[0])
+    different = action != expected.action
+    ties = different & _tied(expected.probabilities, action, expected.action)
     if (different & ~ties).any():
         row = int((different & ~ties).argmax())
-        raise _failure(f"action {action[row]} instead of {expected[0][row]}", where, "action", row)
-    return CaseFigures(case, batch, len(action), float(difference.max()), float(relative.max()), 0, int(ties.sum()))
+        raise _failure(f"action {action[row]} instead of {expected.action[row]}", where, "action", row)
+    kept = float(remembered.max()) if memory.shape[1] else None
+    largest = float(difference.max()), float(relative.max())
+    return CaseFigures(case, batch, len(action), *largest, 0, int(ties.sum()), kept)
 
 
 def _within(error: npt.NDArray[np.floating[Any]], tolerance: float, where: dict[str, object], field: str) -> None:
@@ -203,6 +216,7 @@ def check_parity(module: torch.nn.Module, onnx_path: Path, recorded: PolicyInput
 
 def summarise(figures: Sequence[CaseFigures]) -> ParityReport:
     """The largest of all cases."""
+    remembered = [figure.max_abs_memory for figure in figures if figure.max_abs_memory is not None]
     return ParityReport(
         max(figure.max_abs_probability for figure in figures),
         max(figure.max_relative_value for figure in figures),
@@ -210,4 +224,5 @@ def summarise(figures: Sequence[CaseFigures]) -> ParityReport:
         sum(figure.ties for figure in figures),
         sum(figure.rows for figure in figures),
         tuple(figures),
+        max(remembered) if remembered else None,
     )

@@ -14,6 +14,7 @@ from agentpipe.serving import layout
 from agentpipe.serving.answers import check_answer
 from agentpipe.serving.parity import BATCHES, compare, summarise
 from agentpipe.serving.reference import read_reference
+from agentpipe.serving.runtime import Outputs
 from agentpipe.serving.signature import Signature
 from agentpipe.serving.wires import GrpcWire, HttpWire
 from agentpipe.storage import read_json
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from agentpipe.serving.inputs import PolicyInputs
     from agentpipe.serving.places import Loaded
-    from agentpipe.serving.runtime import Outputs
     from agentpipe.serving.wires import Wire
 
 CLIENTS: Final = 16
@@ -178,10 +178,7 @@ class Probe:
 
         with ThreadPoolExecutor(CLIENTS) as threads:
             parts = list(threads.map(ask, range(0, len(self.inputs), batch)))
-        action, probabilities, value = (
-            np.concatenate([part[name] for part in parts]) for name in ("action", "probabilities", "value")
-        )
-        return action[:, 0], probabilities, value[:, 0]
+        return Outputs.of({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
     def _counters(self) -> dict[str, int]:
         for each in self.loaded.http.statistics(self.loaded.model):

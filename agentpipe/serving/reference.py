@@ -10,6 +10,7 @@ from agentpipe.errors import BundleError
 from agentpipe.serving.inputs import PolicyInputs
 from agentpipe.serving.parity import BATCHES, CaseFigures, compare, parity_cases
 from agentpipe.serving.runtime import Outputs, run_module, run_session
+from agentpipe.serving.signature import MEMORY, MEMORY_NEXT
 from agentpipe.storage import write_bytes
 
 if TYPE_CHECKING:
@@ -34,16 +35,18 @@ def write_reference(path: Path, module: torch.nn.Module, inputs: PolicyInputs) -
     """Writes ``inputs`` and the answers of ``module`` as safetensors."""
     from safetensors.numpy import save
 
-    action, probabilities, value = run_module(module, inputs)
+    answers = run_module(module, inputs)
     tensors = {
         "observation": inputs.observation,
         "last_action": inputs.last_action,
         "time": inputs.time,
         "mask": inputs.mask,
-        "action": action,
-        "probabilities": probabilities,
-        "value": value,
+        "action": answers.action,
+        "probabilities": answers.probabilities,
+        "value": answers.value,
     }
+    if inputs.memory.shape[1]:
+        tensors |= {MEMORY: inputs.memory, MEMORY_NEXT: answers.memory}
     write_bytes(path, save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
 
 
@@ -58,14 +61,17 @@ def read_reference(path: Path, signature: Signature) -> tuple[PolicyInputs, Outp
 
     try:
         tensors = load(path.read_bytes())
-        inputs = PolicyInputs(tensors["observation"], tensors["last_action"], tensors["time"], tensors["mask"])
-        outputs = (tensors["action"], tensors["probabilities"], tensors["value"])
+        names = ("observation", "last_action", "time", "mask", *([MEMORY] if signature.memory_size else []))
+        inputs = PolicyInputs(*(tensors[name] for name in names))
+        remembered = tensors[MEMORY_NEXT] if signature.memory_size else inputs.memory
+        outputs = Outputs(tensors["action"], tensors["probabilities"], tensors["value"], remembered)
     except (OSError, SafetensorError, KeyError) as error:
         raise BundleError(f"reference rows cannot be read: {error!r}", file=path.name, remedy=_REMEDY) from error
-    sizes = (inputs.observation.shape[1], inputs.mask.shape[1])
-    rows, actions = len(inputs), signature.action_count
+    sizes = (inputs.observation.shape[1], inputs.mask.shape[1], inputs.memory.shape[1])
+    rows, actions, units = len(inputs), signature.action_count, signature.memory_size
     shapes = tuple(array.shape for array in outputs)
-    if sizes != (signature.observation_size, actions) or shapes != ((rows,), (rows, actions), (rows,)) or not rows:
+    wanted = ((rows,), (rows, actions), (rows,), (rows, units))
+    if sizes != (signature.observation_size, actions, units) or shapes != wanted or not rows:
         raise BundleError("reference rows do not fit the signature", file=path.name, remedy=_REMEDY)
     return inputs, outputs
 

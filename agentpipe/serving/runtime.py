@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from agentpipe.errors import BundleError
+from agentpipe.serving.signature import MEMORY, MEMORY_NEXT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import onnxruntime
@@ -19,7 +21,25 @@ if TYPE_CHECKING:
     from agentpipe.serving.signature import Signature
 
 _DTYPES: Final = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
-Outputs = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32]]
+
+
+class Outputs(NamedTuple):
+    """What a policy answers to N rows."""
+
+    action: npt.NDArray[np.int64]
+    """i64[N]"""
+    probabilities: npt.NDArray[np.float32]
+    """f32[N, A]"""
+    value: npt.NDArray[np.float32]
+    """f32[N]"""
+    memory: npt.NDArray[np.float32]
+    """f32[N, M], for the next step; of no width without a memory"""
+
+    @classmethod
+    def of(cls, answers: Mapping[str, npt.NDArray[Any]]) -> Outputs:
+        """From the outputs of a graph by name, vectors as columns ``[N, 1]``."""
+        memory = answers.get(MEMORY_NEXT, answers["value"][:, :0])
+        return cls(answers["action"][:, 0], answers["probabilities"], answers["value"][:, 0], memory)
 
 
 def open_session(path: Path, *, optimised: Path | None = None) -> onnxruntime.InferenceSession:
@@ -80,17 +100,21 @@ def check_session(session: onnxruntime.InferenceSession, signature: Signature, f
 
 
 def run_session(session: onnxruntime.InferenceSession, inputs: PolicyInputs, batch: int) -> Outputs:
-    """Action i64[N], probabilities f32[N,A], value f32[N] of the graph, computed ``batch`` rows at a time."""
+    """What the graph answers, computed ``batch`` rows at a time."""
+    names = [value.name for value in session.get_outputs()]
     parts = []
     for start in range(0, len(inputs), batch):
         rows = inputs.rows(slice(start, start + batch))
-        parts.append(session.run(["action", "probabilities", "value"], rows.columns()))
-    action, probabilities, value = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return action[:, 0], probabilities, value[:, 0]
+        parts.append(session.run(names, rows.columns()))
+    columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Outputs.of(dict(zip(names, columns, strict=True)))
 
 
 class OneRow:
     """One decision at a time without the cost of preparing arrays: buffers that are bound to the session once.
+
+    A memory goes on from one call to the next: ask the questions of one episode one after the other, or give each its
+    own state.
 
     Args:
         session: Of :func:`open_session`. Not for two threads at once: each takes a ``OneRow`` of its own.
@@ -110,11 +134,24 @@ class OneRow:
         self._last_action, self._time = buffers["last_action"], buffers["time"]
         self._action, self._value = buffers["action"], buffers["value"]
         self._probabilities = buffers["probabilities"][0]
+        nothing = np.zeros((1, 0), np.float32)
+        self._before, self._after = buffers.get(MEMORY, nothing)[0], buffers.get(MEMORY_NEXT, nothing)[0]
+
+    @property
+    def memory(self) -> npt.NDArray[np.float32]:
+        """f32[M], the state after the last decision: what the next one begins from."""
+        state: npt.NDArray[np.float32] = self._after.copy()
+        return state
 
     def act(
-        self, observation: npt.NDArray[np.float32], last_action: int, time: float, mask: npt.NDArray[np.bool_]
+        self,
+        observation: npt.NDArray[np.float32],
+        last_action: int,
+        time: float,
+        mask: npt.NDArray[np.bool_],
+        memory: npt.NDArray[np.float32] | None = None,
     ) -> tuple[int, npt.NDArray[np.float32], float]:
-        """Decides one row: observation f32[D], last action, minutes, mask bool[A].
+        """Decides one row: observation f32[D], last action, minutes, mask bool[A], memory f32[M] (see the class).
 
         Returns:
             Action, probabilities f32[A], value: what :func:`run_session` gives, as numbers.
@@ -123,6 +160,7 @@ class OneRow:
         self._last_action[0, 0] = last_action
         self._time[0, 0] = time
         self._mask[:] = mask
+        self._before[:] = self._after if memory is None else memory
         self._session.run_with_iobinding(self._binding)
         return int(self._action[0, 0]), self._probabilities.copy(), float(self._value[0, 0])
 
@@ -131,7 +169,8 @@ def run_module(module: torch.nn.Module, inputs: PolicyInputs) -> Outputs:
     """The same of the torch module, all rows at once."""
     import torch
 
+    arrays = inputs.arrays if inputs.memory.shape[1] else inputs.arrays[:-1]
     with torch.no_grad():
-        arrays = (inputs.observation, inputs.last_action, inputs.time, inputs.mask)
-        action, probabilities, value = module(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
-    return action.numpy(), probabilities.numpy(), value.numpy()
+        outputs = module(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
+    action, probabilities, value, *kept = (part.numpy() for part in outputs)
+    return Outputs(action, probabilities, value, kept[0] if kept else inputs.memory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 SIGNATURE_VERSION: Final = 1
 TRITON_TYPES: Final = {"float32": "TYPE_FP32", "int64": "TYPE_INT64", "bool": "TYPE_BOOL"}
 WIRE_TYPES: Final = {"float32": "FP32", "int64": "INT64", "bool": "BOOL"}
+MEMORY: Final = "memory"
+"""the input that a policy with a memory takes, f32[M]"""
+MEMORY_NEXT: Final = "memory_next"
+"""the output that is its input at the next question of the same episode"""
 ONNX_TYPES: Final = {"float32": 1, "int64": 7, "bool": 9}  # onnx.TensorProto.DataType
 
 
@@ -71,6 +75,15 @@ class Signature:
         """A, the number of actions."""
         return self.input("mask").dims[0]
 
+    @property
+    def memory_size(self) -> int:
+        """M, width of the memory that goes from one question of an episode to the next; 0 without one."""
+        return next((spec.dims[0] for spec in self.inputs if spec.name == MEMORY), 0)
+
+    def same_line(self, other: Signature) -> bool:
+        """Whether both are of one line: whatever a line sees is alike, only what a policy remembers may differ."""
+        return _without_memory(self) == _without_memory(other)
+
     def to_json(self) -> dict[str, Any]:
         """The signature as a JSON object."""
         return {
@@ -108,6 +121,14 @@ class Signature:
             raise BundleError(f"malformed signature: {error!r}", file=file, remedy="build the bundle again") from error
 
 
+def _without_memory(signature: Signature) -> Signature:
+    inputs, outputs = (
+        tuple(spec for spec in specs if spec.name not in (MEMORY, MEMORY_NEXT))
+        for specs in (signature.inputs, signature.outputs)
+    )
+    return replace(signature, inputs=inputs, outputs=outputs)
+
+
 def _specs(entries: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
     specs = tuple(TensorSpec(str(e["name"]), str(e["dtype"]), tuple(int(d) for d in e["dims"])) for e in entries)
     for spec in specs:
@@ -125,6 +146,7 @@ def policy_signature(
     observation_size: int,
     action_count: int,
     *,
+    memory: int = 0,
     simulator_version: str = "",
     observation_names: Sequence[str] = (),
     action_names: Sequence[str] = (),
@@ -132,18 +154,24 @@ def policy_signature(
     """The signature of a policy over ``observation_size`` features and ``action_count`` actions.
 
     Actions are 64-bit integers because numpy's and torch's indices are: nothing is cast between a caller and the graph.
+    With a ``memory`` of M units there is one more input, ``memory``, and one more output, ``memory_next``: the caller
+    hands the latter on to the next question of the same episode, zeros before the first. Where the last action is
+    ``no_action`` the graph does not look at it.
     """
+    kept = [TensorSpec(name, "float32", (memory,)) for name in (MEMORY, MEMORY_NEXT)] if memory else []
     return Signature(
         inputs=(
             TensorSpec("observation", "float32", (observation_size,)),
             TensorSpec("last_action", "int64", (1,)),
             TensorSpec("time", "float32", (1,)),
             TensorSpec("mask", "bool", (action_count,)),
+            *kept[:1],
         ),
         outputs=(
             TensorSpec("action", "int64", (1,)),
             TensorSpec("probabilities", "float32", (action_count,)),
             TensorSpec("value", "float32", (1,)),
+            *kept[1:],
         ),
         no_action=action_count,
         simulator_version=simulator_version,

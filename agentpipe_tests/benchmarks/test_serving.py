@@ -57,7 +57,7 @@ def test_the_torch_server_answers_preferred_batches_at_once_and_the_rest_after_t
         answers = await asyncio.gather(*asked)
         server.cancel()
         assert (batcher.rows, batcher.executions) == (52, len(sizes))
-        return [float(value[0]) for _, _, value in answers], sizes
+        return [float(answer.value[0]) for answer in answers], sizes
 
     with torch.no_grad():
         values, sizes = asyncio.run(twenty())

@@ -43,6 +43,7 @@ class Fake:
     rows_per_execution: int = 8
     loaded: dict[str, dict[str, Any]] = field(default_factory=dict)
     rows: int = 0
+    limits: Mapping[str, tuple[str, int]] = field(default_factory=lambda: LIMITS)
 
     def load(self, name: str, parameters: Mapping[str, str]) -> None:
         if self.refuse_load:
@@ -83,10 +84,10 @@ class Fake:
             raise RefusalError(f"unknown model {name}")
         if not self.lenient:
             self._check(arrays)
-        if arrays.keys() == LIMITS.keys() and arrays["observation"].ndim == 2:
-            arrays["observation"] = arrays["observation"][:, :2].astype(np.float32)
+        if arrays.keys() == self.limits.keys() and arrays["observation"].ndim == 2:
+            arrays["observation"] = arrays["observation"][:, : self.limits["observation"][1]].astype(np.float32)
             arrays["last_action"] = arrays["last_action"].astype(np.int64)
-            outputs = ["action", "probabilities", "value"]
+            outputs = [value.name for value in self.session.get_outputs()]
             answer = dict(zip(outputs, self.session.run(outputs, arrays), strict=True))
             empty = ~arrays["mask"].any(axis=1)
             answer["action"][empty], answer["probabilities"][empty] = -1, 0
@@ -96,9 +97,9 @@ class Fake:
         return self.change_answer(answer)
 
     def _check(self, arrays: Arrays) -> None:
-        if arrays.keys() != LIMITS.keys():
+        if arrays.keys() != self.limits.keys():
             raise RefusalError("inputs missing")
-        for name, (wire, size) in LIMITS.items():
+        for name, (wire, size) in self.limits.items():
             array = arrays[name]
             if _WIRE[array.dtype] != wire or array.ndim != 2 or array.shape[1] != size or len(array) > 64:
                 raise RefusalError(f"unexpected {name}")
@@ -110,7 +111,7 @@ class Fake:
 def fake_triton(folder: Path, **ways: Any) -> Iterator[Fake]:
     """A server on free ports of the loopback address."""
     fake = Fake(folder=folder, **ways)
-    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"fake": fake}))
+    web = _Web(("127.0.0.1", 0), type("Handler", (_Handler,), {"fake": fake}))
     threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
     server = grpc.server(ThreadPoolExecutor(16))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Servicer(fake), server)
@@ -123,6 +124,10 @@ def fake_triton(folder: Path, **ways: Any) -> Iterator[Fake]:
         server.stop(0).wait()
         web.shutdown()
         web.server_close()
+
+
+class _Web(http.server.ThreadingHTTPServer):
+    request_queue_size = 64  # clients that come at once wait for their turn, as at a real server
 
 
 class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):

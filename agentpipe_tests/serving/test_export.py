@@ -14,7 +14,7 @@ from agentpipe.serving.inputs import PolicyInputs
 from agentpipe.serving.latency import measure_latency
 from agentpipe.serving.optimised import operator_table, optimise
 from agentpipe.serving.parity import check_parity, compare, parity_cases, synthetic_inputs
-from agentpipe.serving.runtime import OneRow, open_session, run_module, run_session
+from agentpipe.serving.runtime import OneRow, Outputs, open_session, run_module, run_session
 from agentpipe.serving.signature import policy_signature
 
 from .conftest import TinyPolicy
@@ -82,11 +82,11 @@ def test_normalisation_is_inside_the_graph(exported):
     session = open_session(exported.path)
     row = synthetic_inputs(5, 4, count=1)
     mean = np.array([[0.0, 10.0, -3.0, 0.5, 100.0]], dtype=np.float32)
-    _, at_mean, _ = run_session(session, PolicyInputs(mean, row.last_action, row.time, row.mask), 1)
+    at_mean = run_session(session, PolicyInputs(mean, row.last_action, row.time, row.mask), 1).probabilities
     policy = TinyPolicy().eval()
     policy.mean.zero_()
-    _, expected, _ = run_module(policy, PolicyInputs(np.zeros_like(mean), row.last_action, row.time, row.mask))
-    np.testing.assert_allclose(at_mean, expected, atol=1e-6)
+    expected = run_module(policy, PolicyInputs(np.zeros_like(mean), row.last_action, row.time, row.mask))
+    np.testing.assert_allclose(at_mean, expected.probabilities, atol=1e-6)
 
 
 def test_a_network_that_onnx_cannot_express_is_a_typed_error(tmp_path):
@@ -127,7 +127,7 @@ def test_parity_cases_reach_far_out_of_range_and_stay_finite():
 
 def test_an_empty_mask_gives_action_minus_one_and_zero_probabilities(exported):
     inputs = parity_cases(synthetic_inputs(5, 4))["empty_mask"]
-    action, probabilities, value = run_session(open_session(exported.path), inputs, 8)
+    action, probabilities, value, _ = run_session(open_session(exported.path), inputs, 8)
     assert action.tolist() == [-1] * 8
     assert not probabilities.any()
     assert np.isfinite(value).all()
@@ -141,10 +141,11 @@ def test_a_graph_of_other_weights_fails_parity_and_names_case_and_row(exported):
 
 
 def _outputs(action, probabilities, value):
-    return (
+    return Outputs(
         np.array(action, dtype=np.int64),
         np.array(probabilities, dtype=np.float32),
         np.array(value, dtype=np.float32),
+        np.zeros((len(action), 0), np.float32),
     )
 
 
@@ -254,7 +255,7 @@ def test_one_row_on_bound_buffers_decides_like_the_session(built):
     session = open_session(built.export.path)
     inputs = synthetic_inputs(192, 46, count=30, seed=5)
     inputs.mask[7] = False
-    action, probabilities, value = run_session(session, inputs, 1)
+    action, probabilities, value, _ = run_session(session, inputs, 1)
     one = OneRow(session)
     found = [
         one.act(inputs.observation[row], int(inputs.last_action[row]), float(inputs.time[row]), inputs.mask[row])

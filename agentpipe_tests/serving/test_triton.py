@@ -19,7 +19,7 @@ from agentpipe.serving.http_api import HttpServer
 from agentpipe.serving.parity import compare, synthetic_inputs
 from agentpipe.serving.places import Given, Installed
 from agentpipe.serving.repository import ServingRepository
-from agentpipe.serving.runtime import run_module
+from agentpipe.serving.runtime import Outputs, run_module
 from agentpipe.serving.server import TritonServer, install_triton
 from agentpipe.serving.server_check import check_in_server
 from agentpipe.serving.triton_config import config_text, read_config
@@ -53,7 +53,7 @@ def inputs():
 
 def ask(client, inputs):
     served = client.act(inputs.observation, inputs.last_action, inputs.time, inputs.mask)
-    return served.action, served.probabilities, served.value
+    return Outputs(served.action, served.probabilities, served.value, served.memory)
 
 
 def test_a_bundle_passes_every_look_in_a_server_that_is_started_for_it(built, triton):
@@ -89,7 +89,7 @@ def test_single_requests_are_batched_and_answered_each_with_its_own(server, pack
         with ThreadPoolExecutor(16) as threads:
             parts = list(threads.map(one, range(len(inputs))))
         [after] = HttpServer(server.http).statistics("policy")
-    found = tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+    found = Outputs(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     compare("served one by one", 1, expected, found, inputs.mask)
     assert after["inference_count"] - before["inference_count"] == len(inputs)
     assert after["execution_count"] - before["execution_count"] <= len(inputs) / 2

@@ -103,7 +103,7 @@ class LinePerception(Perception):
         reading = base[:, _READING : _READING + MACHINES * CHANNELS].view(rows, MACHINES, CHANNELS)
         mean = base[:, _MEAN : _MEAN + MACHINES * CHANNELS].view(rows, MACHINES, CHANNELS) * present
         single = torch.stack([base[:, start : start + MACHINES] for start in _BY_MACHINE], dim=2)
-        middle = mean.sum(dim=1, keepdim=True) / present.sum(dim=1, keepdim=True)
+        middle = mean.sum(dim=1, keepdim=True) / present.sum(dim=1, keepdim=True).clamp_min(1.0)
         largest = mean.abs().amax(dim=1, keepdim=True)
         line = torch.cat([base[:, _LINE], base[:, _REFUTED]], dim=1).unsqueeze(1)
         common = torch.cat([middle, largest, line], dim=2).expand(rows, MACHINES, -1)
