@@ -23,7 +23,7 @@ from benchmarks.claims_run import SMOKE, Sizes, key_of, run
 from benchmarks.claims_table import ARMS, CLAIMS, COLD_TARGET, STANDARD, TARGET
 from benchmarks.claims_verdict import RULE, UNMEASURED, Estimate, estimate, spread, steps_to, verdict
 from benchmarks.measure import results_folder, stamp, store
-from benchmarks.resumable import Cache, Piece, cache_folder, say_what_is_left, work
+from benchmarks.resumable import Cache, Piece, cache_folder, deadline_in, say_what_is_left, work
 from benchmarks.seeds import interval
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     asked = [arm for arm in ARMS if not chosen.arms or arm.name in chosen.arms]
     starts = cache.folder / "starts"
-    left = work(pieces(asked, chosen.seeds, sizes, chosen.threads, starts), cache, chosen.minutes, tell)
+    left = work(pieces(asked, chosen.seeds, sizes, chosen.threads, starts), cache, deadline_in(chosen.minutes), tell)
     every = {arm.name: pieces([arm], chosen.seeds, sizes, chosen.threads, starts) for arm in ARMS}
     kept = {name: [(piece, row) for piece in found if (row := cache.row(piece))] for name, found in every.items()}
     more = {

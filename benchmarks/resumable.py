@@ -7,6 +7,7 @@ does not cover is the revision of the code: it is kept beside the figures, and a
 from __future__ import annotations
 
 import datetime as dt
+import math
 import os
 import statistics
 import time
@@ -105,17 +106,22 @@ class Cache:
         return {"revisions": revisions, "first": made[0] if made else "", "last": made[-1] if made else ""}
 
 
-def work(pieces: Sequence[Piece], cache: Cache, minutes: float | None, tell: Tell) -> list[Piece]:
-    """Makes the pieces that are missing, in order, as far as they fit into ``minutes`` (``None``: all of them).
+def deadline_in(minutes: float | None) -> float:
+    """The moment on the monotonic clock that is so many minutes away; never for ``None``."""
+    return math.inf if minutes is None else time.monotonic() + 60 * minutes
+
+
+def work(pieces: Sequence[Piece], cache: Cache, deadline: float, tell: Tell) -> list[Piece]:
+    """Makes the pieces that are missing, in order; one that should not be done by the deadline is left out.
 
     Returns:
         Those that are still missing.
     """
-    began, left = time.monotonic(), []
+    left = []
     missing = list({piece.digest: piece for piece in pieces if not cache.has(piece)}.values())
     for number, piece in enumerate(missing, 1):
         expected = cache.expected(piece)
-        if minutes is not None and time.monotonic() - began + expected > 60 * minutes:
+        if time.monotonic() + expected > deadline:
             left.append(piece)
             continue
         tell(f"[{number} of {len(missing)}] {piece.label}, about {expected:.0f} s")
