@@ -20,6 +20,7 @@ from torch import Tensor
 
 from agentpipe.errors import LearningError
 from agentpipe.learning.batch import Batch
+from agentpipe.learning.compiled import CompiledPolicy
 from agentpipe.learning.fused import SegmentedGradient
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Anchor:
                 text, field="statistics", remedy="retrain with the statistics of the champion's package"
             )
         self.network, self.workers = theirs, workers
+        self.policy = CompiledPolicy(theirs, workers.threads)
         self.learner, self.probabilities = mine, torch.zeros(rows, mine.action_count)
 
     def fill(self, batch: Batch) -> AnchoredBatch:
@@ -83,11 +85,9 @@ class Anchor:
         target = self.probabilities[:samples]
         anchored.anchor = target
 
-        @torch.inference_mode()  # holds for one thread only
-        def block(_: int, piece: int) -> None:
+        def block(worker: int, piece: int) -> None:
             at = slice(piece * BLOCK, min((piece + 1) * BLOCK, samples))
-            logits = self.network.heads(batch.encoded[at], batch.last_action[at], batch.mask[at])[0]
-            torch.mul(logits.softmax(dim=-1), batch.mask[at], out=target[at])
+            self.policy.distribution(worker, (batch.encoded[at], batch.last_action[at], batch.mask[at]), target[at])
 
         self.workers.run(block, -(-samples // BLOCK))
         return anchored

@@ -71,7 +71,8 @@ def warm_up(
         NonFiniteError: an observation, reward, loss or gradient is not finite.
     """
     network = state.network
-    optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate, eps=1e-5, fused=True)
+    parameters = tuple(parameter for _, parameter in network.policy_parameters())
+    optimiser = torch.optim.Adam(parameters, lr=options.learning_rate, eps=1e-5, fused=True)
     gradient = CloningGradient(network, QUESTIONS, options.answer_weight, ppo.value_weight, workers)
     record = None if joint is None else joint.record(ppo.rollout_steps)
     rollout = Rollout(ppo.rollout_steps, pool.size, network.encoded_size, network.action_count, joint=record)
@@ -97,9 +98,7 @@ def warm_up(
         for rows in order.tensor_split(-(-samples // options.minibatch)):
             part = gradient(batch, rows, 0.0)
             loss = float(part[CROSS_ENTROPY] + part[VALUE_ERROR])
-            norm = clip_gradients(
-                tuple(network.parameters()), ppo.max_gradient_norm, names=gradient.names, step=len(norms), loss=loss
-            )
+            norm = clip_gradients(parameters, ppo.max_gradient_norm, names=gradient.names, step=len(norms), loss=loss)
             optimiser.step()
             norms.append(float(norm.norm()))
             sums += part

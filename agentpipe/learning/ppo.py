@@ -130,7 +130,7 @@ def update(
     """
     samples = len(batch.action)
     pieces = -(-samples // options.minibatch)
-    parameters = tuple(network.parameters())
+    parameters = tuple(parameter for _, parameter in network.policy_parameters())
     norms, total_norm, steps = torch.zeros(len(parameters)), 0.0, 0
     sums = np.zeros(0)
     for _ in range(options.epochs):

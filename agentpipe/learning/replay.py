@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from agentpipe.errors import LearningError
+from agentpipe.learning.compiled import CompiledPolicy
 from agentpipe.learning.joint.recorded import recorded_memory
 from agentpipe.learning.vtrace import Targets, vtrace
 from agentpipe.storage import digest_bytes
@@ -158,7 +159,8 @@ class Replay:
         )
         batch = prepared.batch.first(live + len(chosen.ids))
         before, behind = self._memory(chosen)
-        seen = self._evaluate(chosen, batch, live, before)
+        policy = CompiledPolicy(self.network, self.workers.threads)
+        seen = self._evaluate(policy, chosen, batch, live, before)
         reward = scaler.scale(seen.reward)
         targets = vtrace(
             reward,
@@ -166,7 +168,7 @@ class Replay:
             seen.log_probability - seen.behaviour,
             chosen.first,
             chosen.length,
-            self._final_values(chosen, behind),
+            self._final_values(policy, chosen, behind),
             discount,
             rho_bar=self.options.rho_bar,
             c_bar=self.options.c_bar,
@@ -211,14 +213,14 @@ class Replay:
         shards = self.samples.shards
         return recorded_memory(self.network, shards, chosen.source, first, chosen.length, self.workers)
 
-    def _evaluate(self, chosen: _Chosen, batch: Batch, live: int, before: Tensor) -> _Seen:
+    def _evaluate(self, policy: CompiledPolicy, chosen: _Chosen, batch: Batch, live: int, before: Tensor) -> _Seen:
         """What the network says of the chosen steps; fills the inputs of the batch's rows on the way."""
         network, count = self.network, len(chosen.record)
         seen = _Seen(count)
         inside = np.searchsorted(chosen.position, [low for _, low, _ in chosen.blocks] + [count])
 
         @torch.inference_mode()  # holds for one thread only
-        def block(_: int, piece: int) -> None:
+        def block(worker: int, piece: int) -> None:
             source, low, high = chosen.blocks[piece]
             shard, at = self.samples.shards[source], slice(low, high)
             records = np.asarray(shard.records)[chosen.record[at]]
@@ -228,9 +230,7 @@ class Replay:
             mask = torch.from_numpy(shard.unpack_masks(records["mask"]))
             inputs = (_tensor(records["observation"]), last_action, _tensor(records["time"]), before[at])
             encoded = network.encode(*inputs)[0]
-            logits, value = network.heads(encoded, last_action, mask)
-            seen.value[at] = value.numpy()
-            seen.log_probability[at] = logits.log_softmax(dim=-1).gather(1, action.unsqueeze(1)).squeeze(1).numpy()
+            seen.log_probability[at], seen.value[at] = policy.judge(worker, (encoded, last_action, mask), action)
             seen.behaviour[at], seen.reward[at] = records["log_probability"], records["reward"]
             seen.segment[at] = records["segment"]
             rows = slice(live + int(inside[piece]), live + int(inside[piece + 1]))
@@ -246,7 +246,7 @@ class Replay:
         self.workers.run(block, len(chosen.blocks))
         return seen
 
-    def _final_values(self, chosen: _Chosen, behind: Tensor) -> Floats:
+    def _final_values(self, policy: CompiledPolicy, chosen: _Chosen, behind: Tensor) -> Floats:
         """f32[n]: V of the final observation of each episode that was cut, 0 for the others."""
         values = np.zeros(len(chosen.first), np.float32)
         for source in np.unique(chosen.source):
@@ -263,7 +263,7 @@ class Replay:
                 inputs = (_tensor(records["observation"]), last_action, _tensor(records["time"]), state)
                 encoded, _ = self.network.encode(*inputs)
                 mask = torch.from_numpy(shard.unpack_masks(records["mask"]))
-                values[episodes[cut]] = self.network.heads(encoded, last_action, mask)[1].numpy()
+                values[episodes[cut]] = policy.values(0, (encoded, last_action, mask))
         return values
 
     # -- checkpoints -------------------------------------------------------------------------------------------

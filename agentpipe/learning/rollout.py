@@ -13,7 +13,7 @@ from torch import Tensor
 from agentpipe.environments.layout import OBSERVATION_NAMES, REASONS
 from agentpipe.errors import EmptyMaskError, LearningError, NonFiniteError
 from agentpipe.learning.batch import Batch
-from agentpipe.learning.sampling import sample_categorical
+from agentpipe.learning.compiled import CompiledPolicy
 from agentpipe.learning.space import declared_space
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class Rollout:
         self.action = live.action.view(steps, size)
         self.log_probability = live.log_probability.view(steps, size)
         self.value = torch.zeros(steps, size)
+        self.entropy = torch.zeros(steps, size)
+        """of the distribution that each action was drawn from; 0 where an expert decided"""
         self.segment = np.zeros((steps, size), dtype=np.int8)
         self.reward = np.zeros((steps, size), dtype=np.float32)
         self.terminated = np.zeros((steps, size), dtype=np.bool_)
@@ -136,7 +138,8 @@ def collect(
         generator: one uniform number an environment and step is drawn from it.
         workers: share the environments; the result does not depend on how many there are.
         step: pool steps before this rollout, for error messages.
-        expert: decides instead, given the step of this rollout; log-probabilities are not filled then.
+        expert: decides instead, given the step of this rollout; log-probabilities are not filled then, and the entropy
+            is zero.
         stream: records every step.
 
     Raises:
@@ -145,13 +148,13 @@ def collect(
         EmptyMaskError: an environment allows no action.
         LearningError: the network has a memory, and the rollout does not keep it.
     """
-    figures = EpisodeFigures()
+    figures, policy = EpisodeFigures(), CompiledPolicy(network, workers.threads)
     with torch.inference_mode():
         joint = _begin(pool, network, rollout)
         for t in range(rollout.steps):
             if expert is not None:
                 rollout.action[t] = torch.from_numpy(expert(t))
-            _decide(pool, network, rollout, t, None if expert else generator.random(pool.size), workers, step + t)
+            _decide(pool, policy, rollout, t, None if expert else generator.random(pool.size), workers, step + t)
             rollout.segment[t] = pool.segment
             if joint is not None:
                 joint.before(t, pool)
@@ -169,50 +172,46 @@ def collect(
             if len(ended):
                 figures.add(pool, ended)
                 rollout.success[t], rollout.total[t] = pool.result_success, pool.result_return
-                _bootstrap(pool, network, rollout, t, step + t)
+                _bootstrap(pool, policy, rollout, t, step + t)
         if joint is not None:
             joint.end(pool)
         now = (pool.observation, pool.last_action, pool.time, pool.mask)
-        rollout.last_value[:] = _values(network, *now, rollout.memory, pool.names, step + rollout.steps)
+        rollout.last_value[:] = _values(policy, *now, rollout.memory, pool.names, step + rollout.steps)
     return figures
 
 
 def _decide(
     pool: LinePool,
-    network: PolicyNetwork,
+    policy: CompiledPolicy,
     rollout: Rollout,
     t: int,
     uniforms: npt.NDArray[np.float64] | None,
     workers: Workers,
     step: int,
 ) -> None:
+    network, space = policy.network, declared_space(pool)
     arrays = (pool.observation, pool.time, pool.mask, pool.last_action)
     observation, time, mask, last_action = (torch.from_numpy(array) for array in arrays)
-    space = declared_space(pool)
 
     @torch.inference_mode()  # holds for one thread only
-    def block(_: int, piece: int) -> None:
+    def block(worker: int, piece: int) -> None:
         at = slice(piece * BLOCK, min((piece + 1) * BLOCK, pool.size))
         names = pool.names[at]
         if space is None:
             require_finite(pool.observation[at], "observation", step, names)
         else:
             space.check(pool.observation[at], step, names)
-        require_choice(pool.mask[at], step, names)
         encoded, memory = network.encode(observation[at], last_action[at], time[at], rollout.memory[at])
         rollout.encoded[t, at], rollout.memory[at] = encoded, memory
         rollout.mask[t, at] = mask[at]
         rollout.last_action[t, at] = last_action[at]
-        logits, value = network.heads(rollout.encoded[t, at], rollout.last_action[t, at], rollout.mask[t, at])
-        require_finite(value.numpy(), "value", step, names)
-        rollout.value[t, at] = value
-        if uniforms is None:
-            return
-        log_probabilities = logits.log_softmax(dim=-1)
-        # Where the mask is false the logit is -1e9, so that its probability is exactly zero.
-        action = torch.from_numpy(sample_categorical(log_probabilities.exp().numpy(), uniforms[at]))
-        rollout.action[t, at] = action
-        rollout.log_probability[t, at] = log_probabilities.gather(1, action.unsqueeze(1)).squeeze(1)
+        seen = (rollout.encoded[t, at], rollout.last_action[t, at], rollout.mask[t, at])
+        into = (rollout.action, rollout.log_probability, rollout.value, rollout.entropy)
+        numbers = None if uniforms is None else uniforms[at]
+        stuck = policy.decide(worker, seen, numbers, tuple(tensor[t, at] for tensor in into))
+        if stuck >= 0:
+            raise EmptyMaskError("no action is allowed", environment=names[stuck], field="mask", step=step)
+        require_finite(rollout.value[t, at].numpy(), "value", step, names)
 
     workers.run(block, -(-pool.size // BLOCK))
 
@@ -225,7 +224,7 @@ def _begin(pool: LinePool, network: PolicyNetwork, rollout: Rollout) -> JointRec
     return rollout.joint
 
 
-def _bootstrap(pool: LinePool, network: PolicyNetwork, rollout: Rollout, t: int, step: int) -> None:
+def _bootstrap(pool: LinePool, policy: CompiledPolicy, rollout: Rollout, t: int, step: int) -> None:
     if rollout.joint is not None:
         rollout.joint.ended(t, pool)
     rows = np.flatnonzero(pool.truncated & ~pool.terminated)
@@ -234,7 +233,7 @@ def _bootstrap(pool: LinePool, network: PolicyNetwork, rollout: Rollout, t: int,
         if space is not None:
             space.check(pool.final_observation[rows], step, names)
         rollout.final_value[t, rows] = _values(
-            network,
+            policy,
             pool.final_observation[rows],
             pool.final_last_action[rows],
             pool.final_time[rows],
@@ -246,7 +245,7 @@ def _bootstrap(pool: LinePool, network: PolicyNetwork, rollout: Rollout, t: int,
 
 
 def _values(
-    network: PolicyNetwork,
+    policy: CompiledPolicy,
     observation: npt.NDArray[np.float32],
     last_action: npt.NDArray[np.int64],
     time: npt.NDArray[np.float32],
@@ -257,9 +256,8 @@ def _values(
 ) -> npt.NDArray[np.float32]:
     require_finite(observation, "observation", step, names)
     last = torch.from_numpy(last_action)
-    encoded, _ = network.encode(torch.from_numpy(observation), last, torch.from_numpy(time), memory)
-    _, value = network.heads(encoded, last, torch.from_numpy(mask))
-    values: npt.NDArray[np.float32] = value.numpy()
+    encoded, _ = policy.network.encode(torch.from_numpy(observation), last, torch.from_numpy(time), memory)
+    values = policy.values(0, (encoded, last, torch.from_numpy(mask)))
     require_finite(values, "value", step, names)
     return values
 
@@ -282,14 +280,3 @@ def require_finite(array: npt.NDArray[np.float32], name: str, step: int, names: 
     place = f"{name} {OBSERVATION_NAMES[where[0][1]]}" if known else name
     remedy = "training stopped at the first such value; the last checkpoint is good"
     raise NonFiniteError("not finite", environment=environment, field=place, step=step, remedy=remedy)
-
-
-def require_choice(mask: npt.NDArray[np.bool_], step: int, names: Sequence[str]) -> None:
-    """Checks bool[N, A].
-
-    Raises:
-        EmptyMaskError: names the first environment that allows no action.
-    """
-    legal = mask.any(axis=1)
-    if not legal.all():
-        raise EmptyMaskError("no action is allowed", environment=names[int(np.argmin(legal))], field="mask", step=step)

@@ -1,0 +1,90 @@
+"""A policy network that decides, and judges decisions, in compiled code: for rollouts, replay and anchors.
+
+What it says differs from :class:`~agentpipe.learning.network.PolicyNetwork` in the last bits only; the tests hold the
+two against each other. Compiled code reads a copy of the weights: make another one when they have changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agentpipe.learning.kernels.decisions import Decided, Seen, decide, distribution, judge
+from agentpipe.learning.kernels.packed import PackedNetwork
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentpipe.learning.network import PolicyNetwork
+
+    Inputs = tuple[Tensor, Tensor, Tensor]
+    """encoded input f32[N, E], last actions i64[N], masks bool[N, A]"""
+
+Floats = npt.NDArray[np.float32]
+_NO_NUMBERS = np.zeros(0)
+
+
+class CompiledPolicy:
+    """The weights that ``network`` has now.
+
+    Its methods take encoded input f32[N, E] (:meth:`PolicyNetwork.encode`), last actions i64[N] and masks bool[N, A],
+    and ``worker``: threads that call at the same time have different numbers.
+
+    Args:
+        network: is copied.
+        threads: how many may call at the same time.
+    """
+
+    def __init__(self, network: PolicyNetwork, threads: int = 1) -> None:
+        self.network = network
+        packed = PackedNetwork(network)
+        self._net = packed.net
+        self._work = [packed.work() for _ in range(threads)]
+
+    def decide(
+        self,
+        worker: int,
+        seen: Inputs,
+        uniforms: npt.NDArray[np.float64] | None,
+        into: tuple[Tensor, ...],
+    ) -> int:
+        """Draws actions by inverting the cumulative distribution.
+
+        Args:
+            worker: number of the calling thread.
+            seen: encoded input, last actions, masks.
+            uniforms: f64[N] in [0, 1), one for each sample; none = another one decides, and only values are filled.
+            into: actions i64[N] (-1 where the mask allows none), logarithms of their probabilities, values and
+                entropies (zero where another one decides) f32[N].
+
+        Returns:
+            The first sample whose mask allows no action, or -1.
+        """
+        numbers = _NO_NUMBERS if uniforms is None else uniforms
+        decided = Decided(*(tensor.numpy() for tensor in into))
+        return int(decide(self._net, self._work[worker], _seen(seen), numbers, decided))
+
+    def judge(self, worker: int, seen: Inputs, action: Tensor) -> tuple[Floats, Floats]:
+        """Logarithms of the probabilities of ``action`` i64[N], and values, f32[N] each."""
+        log_probability, value = np.empty((2, len(action)), np.float32)
+        judge(self._net, self._work[worker], _seen(seen), action.numpy(), log_probability, value)
+        return log_probability, value
+
+    def distribution(self, worker: int, seen: Inputs, into: Tensor) -> Floats:
+        """Fills ``into`` f32[N, A] with probabilities, zero where the mask is false; returns the values f32[N]."""
+        value = np.empty(len(into), np.float32)
+        distribution(self._net, self._work[worker], _seen(seen), into.numpy(), value)
+        return value
+
+    def values(self, worker: int, seen: Inputs) -> Floats:
+        """Values f32[N]."""
+        nothing: Any = np.empty(0, np.int64)
+        value, entropy = np.empty((2, len(seen[0])), np.float32)
+        decide(self._net, self._work[worker], _seen(seen), _NO_NUMBERS, Decided(nothing, value[:0], value, entropy))
+        return value
+
+
+def _seen(tensors: Inputs) -> Seen:
+    return Seen(*(tensor.numpy() for tensor in tensors))
