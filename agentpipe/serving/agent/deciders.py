@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -12,9 +12,10 @@ from agentpipe.errors import BundleError, ParityError, ServingError
 from agentpipe.serving import layout
 from agentpipe.serving.agent.answers import checked_answer
 from agentpipe.serving.agent.sensors import lost_context
+from agentpipe.serving.agent.states import OrderStates, Remembered, checked_state
 from agentpipe.serving.agent.types import HOLD_VERSION, Answer
 from agentpipe.serving.runtime import check_session, open_session
-from agentpipe.serving.signature import Signature, names_digest
+from agentpipe.serving.signature import MEMORY, MEMORY_NEXT, Signature, names_digest
 from agentpipe.serving.statements import read_statements
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from agentpipe.environments.rules import RulesPlayer
     from agentpipe.serving.agent.types import Frame
 
-OUTPUTS: Final = ("action", "probabilities", "value")
 TOLERANCE: Final = 1e-5
 """by which an answer to a known row may differ: absolute for probabilities, relative to max(1, |value|) for values"""
 KNOWN_ROWS: Final = 8
@@ -70,6 +70,7 @@ class KnownRows:
     action: npt.NDArray[np.int64]
     probabilities: npt.NDArray[np.float32]
     value: npt.NDArray[np.float32]
+    memory: npt.NDArray[np.float32]
 
     def compare(self, outputs: Mapping[str, npt.NDArray[Any]], decider: str) -> None:
         """Holds the answers of a decider against the known ones.
@@ -78,14 +79,22 @@ class KnownRows:
             ServingError: an answer has another shape or is not finite.
             ParityError: the answers are those of another policy.
         """
-        wanted: tuple[npt.NDArray[Any], ...] = (self.action[:, None], self.probabilities, self.value[:, None])
-        for name, known in zip(OUTPUTS, wanted, strict=True):
+        wanted: dict[str, npt.NDArray[Any]] = {
+            "action": self.action[:, None],
+            "probabilities": self.probabilities,
+            "value": self.value[:, None],
+        }
+        if self.memory.shape[1]:
+            wanted[MEMORY_NEXT] = self.memory
+        for name, known in wanted.items():
             if outputs[name].shape != known.shape or outputs[name].dtype != known.dtype:
                 found = f"{outputs[name].dtype}{list(outputs[name].shape)}"
                 raise ServingError(f"{name} of known rows are {found}", decider=decider, field=name, remedy=_REMEDY)
         wrong = np.abs(outputs["probabilities"] - self.probabilities).max(axis=1)
         scale = np.maximum(1.0, np.abs(self.value))
         wrong = np.maximum(wrong, np.abs(outputs["value"][:, 0] - self.value) / scale)
+        if self.memory.shape[1]:
+            wrong = np.maximum(wrong, np.abs(outputs[MEMORY_NEXT] - self.memory).max(axis=1))
         if not (wrong <= TOLERANCE).all():
             worst = float(np.nan_to_num(wrong, nan=np.inf).max())
             remedy = "serve the bundle that this agent was given, or give it the one that is served"
@@ -111,7 +120,9 @@ def read_known_rows(files: PolicyFiles, count: int = KNOWN_ROWS) -> KnownRows:
             spec.name: np.ascontiguousarray(tensors[spec.name][rows].reshape(-1, *spec.dims), spec.numpy)
             for spec in signature.inputs
         }
-        return KnownRows(inputs, *(tensors[name][rows] for name in OUTPUTS))
+        action, probabilities, value = (tensors[name][rows] for name in ("action", "probabilities", "value"))
+        memory = tensors[MEMORY_NEXT][rows] if signature.memory_size else np.zeros((len(rows), 0), np.float32)
+        return KnownRows(inputs, action, probabilities, value, memory)
     except (OSError, SafetensorError, LookupError, ValueError) as error:
         text = f"reference rows cannot be used: {error!r}"
         raise BundleError(text, file=layout.REFERENCE, remedy=_REMEDY) from error
@@ -123,17 +134,20 @@ class LocalDecider:
     Args:
         bundle: folder of the bundle, or what :func:`read_policy` read of it.
         name: on the ladder.
+        states: what the policy remembers of each line's order, shared with other rungs; one of its own where None.
 
     Raises:
         BundleError: the bundle is damaged, ONNX Runtime refuses the graph, or it takes an input that no line knows.
     """
 
-    def __init__(self, bundle: Path | PolicyFiles, name: str = "local") -> None:
+    def __init__(self, bundle: Path | PolicyFiles, name: str = "local", states: OrderStates | None = None) -> None:
         self.files = bundle if isinstance(bundle, PolicyFiles) else read_policy(bundle)
         self.name = name
         self._session = open_session(self.files.graph)
         check_session(self._session, self.files.signature, self.files.graph)
         self._inputs = frame_inputs(self.files.signature)
+        self._states = OrderStates() if states is None else states
+        self._outputs = [spec.name for spec in self.files.signature.outputs]
         self._known: KnownRows | None = None
 
     @property
@@ -148,9 +162,9 @@ class LocalDecider:
             ServingError: the frame has other sizes than the policy, or the answer is no answer.
         """
         del timeout
-        fill_inputs(self._inputs, frame, self.name)
-        outputs = dict(zip(OUTPUTS, self._run(self._inputs), strict=True))
-        return checked_answer(frame, outputs, self.name, self.policy_version)
+        notes = fill_inputs(self._inputs, frame, self.files, self._states, self.name)
+        outputs = dict(zip(self._outputs, self._run(self._inputs), strict=True))
+        return answered(frame, outputs, self.files, self._states, self.name, notes)
 
     def probe(self, timeout: float) -> None:
         """Asks known rows one by one as a line would. May run in another thread than :meth:`decide`.
@@ -166,13 +180,13 @@ class LocalDecider:
             self._run({name: array[row : row + 1] for name, array in self._known.inputs.items()}) for row in rows
         ]
         joined = [np.concatenate(column) for column in zip(*answers, strict=True)]
-        self._known.compare(dict(zip(OUTPUTS, joined, strict=True)), self.name)
+        self._known.compare(dict(zip(self._outputs, joined, strict=True)), self.name)
 
     def _run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         from onnxruntime.capi import onnxruntime_pybind11_state as state
 
         try:
-            return list(self._session.run(OUTPUTS, inputs))
+            return list(self._session.run(self._outputs, inputs))
         except (state.RuntimeException, state.Fail, state.InvalidArgument, RuntimeError, ValueError) as error:
             raise ServingError(f"ONNX Runtime fails: {error}", decider=self.name, remedy=_REMEDY) from error
 
@@ -186,14 +200,19 @@ def frame_inputs(signature: Signature) -> dict[str, npt.NDArray[Any]]:
     Raises:
         BundleError: an input that a line does not deliver.
     """
-    unknown = sorted({spec.name for spec in signature.inputs} - {"observation", "last_action", "time", "mask"})
+    unknown = sorted({spec.name for spec in signature.inputs} - {"observation", "last_action", "time", "mask", MEMORY})
     if unknown:
         raise BundleError(f"no line delivers {unknown}", field=unknown[0], remedy="use a bundle of this agentpipe")
     return {spec.name: np.zeros((1, *spec.dims), spec.numpy) for spec in signature.inputs}
 
 
-def fill_inputs(inputs: Mapping[str, npt.NDArray[Any]], frame: Frame, decider: str) -> None:
-    """Writes ``frame`` into the arrays of :func:`frame_inputs`.
+def fill_inputs(
+    inputs: Mapping[str, npt.NDArray[Any]], frame: Frame, files: PolicyFiles, states: OrderStates, decider: str
+) -> tuple[str, ...]:
+    """Writes ``frame`` into the arrays of :func:`frame_inputs`, and what the policy remembers of its order.
+
+    Returns:
+        What there is to say of that.
 
     Raises:
         ServingError: sizes differ.
@@ -207,6 +226,32 @@ def fill_inputs(inputs: Mapping[str, npt.NDArray[Any]], frame: Frame, decider: s
     inputs["mask"][0] = frame.mask
     inputs["last_action"][0, 0] = frame.last_action
     inputs["time"][0, 0] = frame.elapsed_minutes
+    if not files.signature.memory_size:
+        return ()
+    inputs[MEMORY][0], notes = states.before(frame, files.version, files.signature.memory_size)
+    return notes
+
+
+def answered(
+    frame: Frame,
+    outputs: Mapping[str, npt.NDArray[Any]],
+    files: PolicyFiles,
+    states: OrderStates,
+    decider: str,
+    notes: tuple[str, ...],
+) -> Answer:
+    """The answer in ``outputs``, with the notes of :func:`fill_inputs`; what is remembered goes to ``states``.
+
+    Raises:
+        ServingError: it is no answer, see :func:`~agentpipe.serving.agent.answers.checked_answer`.
+    """
+    answer = checked_answer(frame, outputs, decider, files.version)
+    if not files.signature.memory_size:
+        return answer
+    state = checked_state(outputs, files.signature.memory_size, decider)
+    remembered = Remembered(frame.number, files.version, state)
+    states.after(frame, remembered)
+    return replace(answer, notes=(*answer.notes, *notes), memory=remembered)
 
 
 class _OneRow:

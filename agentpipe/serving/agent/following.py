@@ -113,7 +113,7 @@ class Follower:
     def _install(self, path: Path) -> bool:
         before = self._generations.newest.files
         files = read_policy(path)
-        if files.signature != before.signature:
+        if not files.signature.same_line(before.signature):
             remedy = "end the agent and start it at a line of the new bundle"
             raise BundleError("the new bundle is of another line", bundle=path, remedy=remedy)
         if files.version == before.version:

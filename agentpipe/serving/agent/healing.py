@@ -19,6 +19,7 @@ from agentpipe.serving.agent.ladder import Ladder
 from agentpipe.serving.agent.metrics import AgentMetrics
 from agentpipe.serving.agent.probes import Change, Part, disk_probe
 from agentpipe.serving.agent.sensors import SensorWatch
+from agentpipe.serving.agent.states import OrderStates
 from agentpipe.serving.agent.triton_decider import TritonDecider
 from agentpipe.serving.agent.types import Answer
 
@@ -35,20 +36,27 @@ if TYPE_CHECKING:
 DISK, LINE = "disk", "line"
 
 
-def declared_rungs(files: PolicyFiles, triton: Sequence[str], profile: LineProfile | None = None) -> list[Decider]:
+def declared_rungs(
+    files: PolicyFiles,
+    triton: Sequence[str],
+    profile: LineProfile | None = None,
+    states: OrderStates | None = None,
+) -> list[Decider]:
     """The declared ladder of one bundle: every Triton in its order, the graph in this process, rules.
 
     Args:
         files: of the bundle.
         triton: gRPC addresses; the rungs are called ``triton``, ``triton-2``, …
         profile: of the line, for the rules.
+        states: what the policy remembers of each line's order; the rungs share it, so that any of them can go on.
 
     Raises:
         BundleError: ONNX Runtime refuses the graph.
     """
     names = (f"triton-{number}" if number > 1 else "triton" for number in range(1, len(triton) + 1))
-    servers = [TritonDecider(url, files, name) for url, name in zip(triton, names, strict=True)]
-    return [*servers, LocalDecider(files), RulesDecider(files.signature, profile)]
+    shared = OrderStates() if states is None else states
+    servers = [TritonDecider(url, files, name, shared) for url, name in zip(triton, names, strict=True)]
+    return [*servers, LocalDecider(files, states=shared), RulesDecider(files.signature, profile)]
 
 
 class Healing(Closing):

@@ -1,10 +1,10 @@
 """What the agent decided, each decision once, before it is acted on; and what has become of it since.
 
 Records of the log (:mod:`~agentpipe.serving.agent.wal`), by ``k``: ``decision`` (a row of the intake, the order that
-it belongs to, notes), ``withdrawn`` (it was not acted on: a person had taken over), ``ended`` (an order's result),
-``asked`` (a person was asked; no decision), ``retrieved`` (cases that memory showed), ``shipped`` (ids that were handed
-on), ``set_aside`` (a decision whose record turned out to be damaged). A decision is handed on with the result of its
-order, or without where that takes too long.
+it belongs to, notes, and what a policy with a memory remembers behind it), ``withdrawn`` (it was not acted on: a person
+had taken over), ``ended`` (an order's result), ``asked`` (a person was asked; no decision), ``retrieved`` (cases that
+memory showed), ``shipped`` (ids that were handed on), ``set_aside`` (a decision whose record turned out to be damaged).
+A decision is handed on with the result of its order, or without where that takes too long.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 from agentpipe.errors import CorruptError, StoreError
 from agentpipe.serving.agent.clocks import SteadyClock
+from agentpipe.serving.agent.states import Remembered, from_record, to_record
 from agentpipe.serving.agent.taken import NAME as TAKEN
 from agentpipe.serving.agent.taken import Stamp, Taken, stamp_fields
 from agentpipe.serving.agent.types import Answer
@@ -122,6 +123,8 @@ class Journal:
             **stamp_fields(self._taken.clock),
             "row": {**decision_row(seen or frame, answer), "time": self.clock.correct(frame.time).isoformat()},
         }
+        if answer.memory is not None:
+            record["memory"] = to_record(answer.memory)
         with self._lock:
             if frame.decision_id in self._known:
                 return True
@@ -176,6 +179,15 @@ class Journal:
             str(row["policy_version"]),
             (*record["notes"], "asked again"),
         )
+
+    def remembered(self, line_id: str, order_id: str) -> Remembered | None:
+        """What a policy with a memory remembered behind the newest decision of an order that tells; None where none."""
+        with self._lock:
+            known = [each for each in self._known.values() if (each.line_id, each.order_id) == (line_id, order_id)]
+        for each in reversed(known):
+            with contextlib.suppress(StoreError, KeyError, TypeError, ValueError):
+                return from_record(self.log.read(each.entry)["memory"])
+        return None
 
     def undone(self, frame: Frame) -> str | None:
         """The id of the decision before this question that the line did not follow, as its last action says.

@@ -408,7 +408,8 @@ class Runtime:
             forbidden = forbids(seen, answer.action, self._interlocks)
             if forbidden:
                 self.counts.refused += 1
-                answer = replace(ready, notes=(*ready.notes, f"{forbidden} forbids {answer.action}"))
+                notes_of = (*ready.notes, f"{forbidden} forbids {answer.action}")
+                answer = replace(ready, notes=notes_of, memory=answer.memory)
         return replace(answer, notes=(*notes, *answer.notes)), in_time
 
     def _record(self, frame: Frame, answer: Answer, seen: Frame, execution: Execution, generation: int) -> bool:

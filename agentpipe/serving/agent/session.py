@@ -32,6 +32,7 @@ from agentpipe.serving.agent.probes import Part
 from agentpipe.serving.agent.remembering import MemoryMaker
 from agentpipe.serving.agent.runtime import Runtime
 from agentpipe.serving.agent.socket_line import SocketLine
+from agentpipe.serving.agent.states import OrderStates
 from agentpipe.serving.agent.vocabulary import vocabulary_of
 from agentpipe.storage import prepare_home, read_json, typed_os_errors
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from agentpipe.serving.agent.parties import Onlooker
     from agentpipe.serving.agent.probes import Change
     from agentpipe.serving.agent.shadow import Shadow
+    from agentpipe.serving.agent.states import Remembered
     from agentpipe.serving.agent.types import LineAdapter
     from agentpipe.settings import Settings
 
@@ -130,7 +132,8 @@ class Session(Closing):
         self._stack.enter_context(agent_lock(self.folder))
         policy = read_policy(self._bundle())
         self.vocabulary = vocabulary_of(policy.signature)
-        *rungs, rules = declared_rungs(policy, settings.agent.triton)
+        states = OrderStates(self._remembered)
+        *rungs, rules = declared_rungs(policy, settings.agent.triton, states=states)
         self.generations = Generations(policy, rungs)
         limits = self._interlocks()
         self.journal = Journal(self.folder / "journal", damaged=self.folder / "damaged", say=self.say)
@@ -141,7 +144,7 @@ class Session(Closing):
         self.follower = Follower(
             self.generations,
             self._bundle,
-            lambda files: declared_rungs(files, settings.agent.triton)[:-1],
+            lambda files: declared_rungs(files, settings.agent.triton, states=states)[:-1],
             up=self._up,
             every=settings.agent.follow_every,
             installed=self._installed,
@@ -240,6 +243,9 @@ class Session(Closing):
 
     def _bundle(self) -> Path:
         return self.options.bundle or champion_bundle(self.settings.home)
+
+    def _remembered(self, line_id: str, order_id: str) -> Remembered | None:
+        return self.journal.remembered(line_id, order_id)
 
     def _up(self, rung: str) -> bool:
         return self.healing.ladder.up(rung)

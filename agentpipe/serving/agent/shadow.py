@@ -85,7 +85,7 @@ class Shadow:
         say: Callable[[str], object] = str,
         decider: Decider | None = None,
     ) -> None:
-        if candidate.signature != champion.signature:
+        if not candidate.signature.same_line(champion.signature):
             remedy = "give a bundle with the same inputs and actions"
             raise BundleError("the candidate is of another line than the champion", file=candidate.path, remedy=remedy)
         self._decider = decider or LocalDecider(candidate, "shadow")

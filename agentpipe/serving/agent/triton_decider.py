@@ -8,16 +8,16 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.errors import BundleError, ServiceError, ServingError
-from agentpipe.serving.agent.answers import checked_answer
 from agentpipe.serving.agent.deciders import (
-    OUTPUTS,
     KnownRows,
     PolicyFiles,
+    answered,
     fill_inputs,
     frame_inputs,
     read_known_rows,
     read_policy,
 )
+from agentpipe.serving.agent.states import OrderStates
 from agentpipe.serving.loopback import channel_options
 from agentpipe.serving.signature import WIRE_TYPES, Signature
 
@@ -55,15 +55,19 @@ class TritonDecider:
         bundle: the bundle that is served there, or what
             :func:`~agentpipe.serving.agent.deciders.read_policy` read of it.
         name: on the ladder.
+        states: as of :class:`~agentpipe.serving.agent.deciders.LocalDecider`.
 
     Raises:
         BundleError: the bundle is damaged.
     """
 
-    def __init__(self, url: str, bundle: Path | PolicyFiles, name: str = "triton") -> None:
+    def __init__(
+        self, url: str, bundle: Path | PolicyFiles, name: str = "triton", states: OrderStates | None = None
+    ) -> None:
         self.url, self.name = url, name
         self.files = bundle if isinstance(bundle, PolicyFiles) else read_policy(bundle)
         self._inputs = frame_inputs(self.files.signature)
+        self._states = OrderStates() if states is None else states
         self._found: tuple[InferenceServerClient, str] | None = None
         """the connection, and the version of the model that is this policy"""
         self._known: KnownRows | None = None
@@ -82,9 +86,9 @@ class TritonDecider:
         """
         if self._found is None:
             raise ServiceError("not connected", decider=self.name, url=self.url, remedy=_REMEDY)
-        fill_inputs(self._inputs, frame, self.name)
+        notes = fill_inputs(self._inputs, frame, self.files, self._states, self.name)
         outputs, _ = self._infer(*self._found, self._inputs, timeout)
-        return checked_answer(frame, outputs, self.name, self.policy_version)
+        return answered(frame, outputs, self.files, self._states, self.name, notes)
 
     def probe(self, timeout: float) -> None:
         """Connects where there is no connection, and asks known rows. May run in another thread than :meth:`decide`.
@@ -150,7 +154,7 @@ class TritonDecider:
             tensors.append(tensor)
         result = self._call(client, "infer", timeout, self.files.model_name, tensors, model_version=version)
         try:
-            outputs = {name: result.as_numpy(name) for name in OUTPUTS}
+            outputs = {spec.name: result.as_numpy(spec.name) for spec in self.files.signature.outputs}
         except (ValueError, TypeError) as error:  # bytes that are no array of the shape and dtype that they claim
             raise ServingError(f"no answer: {error}", decider=self.name, url=self.url, remedy=_REMEDY) from error
         missing = [name for name, array in outputs.items() if array is None]

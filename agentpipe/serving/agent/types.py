@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from agentpipe.serving.agent.states import Remembered
     from agentpipe.serving.signature import Signature
 
 HOLD_VERSION: Final = "rules-hold"
@@ -91,6 +92,8 @@ class Answer:
     """what was done to it on the way: interlocks, estimates, fallbacks"""
     observation: npt.NDArray[np.float32] | None = None
     """``[D]``, what the decider saw, where that is not what the line said (estimates of lost sensors)"""
+    memory: Remembered | None = None
+    """what a policy with a memory remembers behind this question; None without one"""
 
 
 class Decider(Protocol):

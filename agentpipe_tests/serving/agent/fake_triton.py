@@ -11,6 +11,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as service
 
+from agentpipe_tests.serving.agent.counting import counted
+
 
 class FakeTriton(service.GRPCInferenceServiceServicer):
     """Serves the policy of :class:`agentpipe_tests.bundles.Evenly` on a free port, or on ``port``.
@@ -55,6 +57,9 @@ class FakeTriton(service.GRPCInferenceServiceServicer):
             "probabilities": allowed / allowed.sum(axis=1, keepdims=True),
             "value": arrays["observation"].sum(axis=1, dtype=np.float32)[:, None],
         }
+        if "memory" in arrays:  # then it is the policy of agentpipe_tests.serving.agent.counting
+            state = counted(arrays["memory"], arrays["last_action"], self.signature.no_action)
+            outputs |= {"memory_next": state.astype(np.float32), "value": state[:, :1].astype(np.float32)}
         version = request.model_version or self.newest
         spoil = self.spoils.get(version, self.spoil)
         if spoil is not None:

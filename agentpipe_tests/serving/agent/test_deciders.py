@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -189,7 +190,7 @@ def test_a_graph_that_answers_known_rows_otherwise_fails_its_probe(bundle):
     decider = LocalDecider(bundle)
     decider.probe(1.0)
     known = decider._known
-    decider._known = type(known)(known.inputs, known.action, known.probabilities, known.value + np.float32(1e-3))
+    decider._known = dataclasses.replace(known, value=known.value + np.float32(1e-3))
     with pytest.raises(ParityError, match="answered otherwise"):
         decider.probe(1.0)
 
