@@ -303,6 +303,18 @@ def load_weights(module: torch.nn.Module, weights: Mapping[str, npt.NDArray[Any]
         tensor.copy_(torch.from_numpy(array))
 
 
+def first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Where two JSON objects differ first, such as ``network.encoder``; empty where they are alike."""
+    for name in sorted({*mine, *theirs}):
+        one, other = mine.get(name), theirs.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            if below := first_difference(one, other):
+                return f"{name}.{below}"
+        elif one != other:
+            return name
+    return ""
+
+
 def _stored(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in _ALWAYS or value != _ALWAYS[name]}
 

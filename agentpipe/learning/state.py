@@ -12,7 +12,7 @@ import torch
 from agentpipe.errors import CheckpointError
 from agentpipe.learning.checkpoint import Checkpoint
 from agentpipe.learning.network import PolicyNetwork
-from agentpipe.learning.package import load_weights
+from agentpipe.learning.package import first_difference, load_weights
 from agentpipe.learning.rewards import RewardScaler
 from agentpipe.learning.tensors import Arrays, required, unpack
 from agentpipe.storage import digest_bytes
@@ -138,7 +138,8 @@ class TrainingState:
         content, arrays = checkpoint.content, checkpoint.arrays
         remedy = "start anew, or resume with the options that it was made with"
         if required(content, "options_digest", path) != self.options.digest():
-            raise CheckpointError("made under other training options", file=path, field="options", remedy=remedy)
+            name = first_difference(self.options.decisive(), required(content, "options", path)) or "options"
+            raise CheckpointError(f"made under other training options: {name}", file=path, field=name, remedy=remedy)
         mine = unpack(self.statistics.to_bytes(), path)
         if any(not np.array_equal(mine[name], arrays["statistics"].get(name, np.empty(0))) for name in mine):
             raise CheckpointError(

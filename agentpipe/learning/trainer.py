@@ -21,8 +21,8 @@ from agentpipe.learning.joint.training import JointTraining
 from agentpipe.learning.lineage import labels_digest
 from agentpipe.learning.metrics import Events, Utilisation
 from agentpipe.learning.network import PolicyNetwork
-from agentpipe.learning.options import TrainingOptions, share_at
-from agentpipe.learning.package import PolicyPackage
+from agentpipe.learning.options import TrainingOptions, as_json, share_at
+from agentpipe.learning.package import PolicyPackage, first_difference
 from agentpipe.learning.ppo import prepare, update
 from agentpipe.learning.replay import open_replay, replayed_rows
 from agentpipe.learning.result import Reason, TrainingResult
@@ -245,14 +245,12 @@ class _Run:
 
     def _take_weights(self, initial: PolicyPackage) -> None:
         theirs, mine = initial.network.state_dict(), self.state.network.state_dict()
-        if {name: tensor.shape for name, tensor in theirs.items()} != {
-            name: tensor.shape for name, tensor in mine.items()
-        }:
-            raise LearningError(
-                "the initial policy has another network",
-                field="network",
-                remedy="train with the network options of the parent",
-            )
+        other = first_difference(as_json(self.options.network), as_json(initial.network.options))
+        shapes = ({name: tensor.shape for name, tensor in state.items()} for state in (theirs, mine))
+        if other or next(shapes) != next(shapes):
+            name = f"network.{other}" if other else "network"
+            remedy = "train with the network options of the parent"
+            raise LearningError(f"the initial policy has another network: {name}", field=name, remedy=remedy)
         self.state.network.load_state_dict(theirs)
 
     # -- the loop ----------------------------------------------------------------------------------------------

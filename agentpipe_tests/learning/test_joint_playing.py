@@ -281,3 +281,18 @@ def test_perception_in_environments_without_a_truth_is_refused_before_anything_i
     with pytest.raises(LearningError, match="perception has nothing to learn from here"):
         run(tmp_path, pool=TinyPool(8))
     assert not (tmp_path / "package").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("encoder", "mlp"), ("actor_head", "unit"), ("perception", 9), ("memory", 0), ("activation", "relu")],
+)
+def test_a_checkpoint_or_an_initial_policy_of_another_encoder_is_refused_and_the_field_is_named(tmp_path, field, value):
+    """Also where every shape is the same: an activation has none."""
+    first = run(tmp_path, options={"budget_steps": 512})
+    network = dataclasses.replace(tiny_options().network, **{"perception": 8, "memory": 6, field: value})
+    other = {"network": network, "budget_steps": 512}
+    with pytest.raises(CheckpointError, match=f"made under other training options: network.{field}"):
+        run(tmp_path, options=other, resume=first.checkpoint)
+    with pytest.raises(LearningError, match=f"another network: network.{field}"):
+        run(tmp_path / "other", options=other, initial=first.package)
