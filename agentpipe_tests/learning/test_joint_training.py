@@ -33,7 +33,7 @@ def bytes_of(made):
 
 
 def test_perception_learns_the_fault_and_memory_what_comes_next():
-    made, figures = learned(25, steps=4, minibatch=64)
+    made, figures = learned(60, steps=4, minibatch=64)
     assert figures[0]["perception/machine_right"] < 0.7
     last = figures[-1]
     assert last["perception/machine_right"] > 0.85
@@ -53,7 +53,7 @@ def test_perception_learns_nothing_from_a_truth_that_is_not_shown(monkeypatch):
         record.truth[t] = np.random.default_rng(t).permutation(record.truth[t])
 
     monkeypatch.setattr(JointRecord, "before", mixed)
-    _, figures = learned(20, steps=4, minibatch=64)
+    _, figures = learned(50, steps=4, minibatch=64)
     assert figures[-1]["perception/machine_right"] < 0.55
 
 

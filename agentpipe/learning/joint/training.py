@@ -1,8 +1,9 @@
 """Perception and memory learn from the rollout that the policy has just learned from.
 
-A pass goes over all environments once, a minibatch of whole environments after the other (each holds every so many-th
-of them, so that none is of one cell alone), with one step of the optimiser for each. A minibatch is cut into a fixed
-number of pieces whose gradients are added in order: the result does not depend on the number of threads.
+An update takes some minibatches of whole environments, one after the other (each holds every so many-th of them, so
+that none is of one cell alone), with one step of the optimiser for each; the next update takes the next ones. A
+minibatch is cut into a fixed number of pieces whose gradients are added in order: the result does not depend on the
+number of threads.
 
 What is learned here reaches perception's and memory's own parameters and nothing else; that is what the tests of S12
 hold, path by path.
@@ -10,6 +11,7 @@ hold, path by path.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -41,6 +43,9 @@ LEARNING_RATE: Final = 2e-3
 """of perception and memory"""
 MINIBATCH: Final = 8_192
 """steps of one gradient step, at most; at least those of one environment"""
+SHARE: Final = 0.25
+"""of a rollout's minibatches that are learned from, at least one; the next update takes the next ones. There are far
+more samples than perception and memory need, and they cost as much as the policy's"""
 GRADIENT_NORM: Final = 1.0
 """gradients of each part are scaled down to this norm"""
 
@@ -112,11 +117,11 @@ class JointTraining:
     # -- learning ----------------------------------------------------------------------------------------------
 
     def update(self, rollout: Rollout, number: int = 0) -> dict[str, float]:
-        """One pass over ``rollout``.
+        """Some minibatches of ``rollout``.
 
         Args:
             rollout: collected with a record of this; is not changed.
-            number: of the update, for error messages.
+            number: of the update; says which minibatches are next.
 
         Returns:
             Figures for the log, taken before each step of the optimiser; empty without perception and memory.
@@ -136,23 +141,25 @@ class JointTraining:
 
     def _pass(self, part: _Part, rollout: Rollout, record: JointRecord, number: int) -> dict[str, float]:
         minibatches = min(rollout.size, -(-rollout.live // self.minibatch))
+        taken = math.ceil(SHARE * minibatches)
         sums, norm = torch.zeros(part.sums, dtype=torch.float64), 0.0
-        for index in range(minibatches):
-            rows = torch.arange(index, rollout.size, minibatches)
+        known = np.zeros(len(TRUTHS), np.int64)
+        for index in range(taken):
+            rows = torch.arange((number * taken + index) % minibatches, rollout.size, minibatches)
             sums += self._gradient(part, rollout, record, rows)
+            known += (record.truth[:, rows.numpy()] >= 0).sum(axis=(0, 1))
             norms = clip_gradients(
                 part.parameters, GRADIENT_NORM, names=part.names, step=number, loss=float(sums.sum())
             )
             part.optimiser.step()
             norm += float(norms.norm())
-        figures = {"gradient_norm": norm / minibatches}
+        figures = {"gradient_norm": norm / taken}
         if part.name == "perception":
-            known = (record.truth >= 0).sum(axis=(0, 1))
-            figures["loss"] = float(sums[0]) / minibatches
+            figures["loss"] = float(sums[0]) / taken
             for question, right, count in zip(TRUTHS, sums[1:].tolist(), known.tolist(), strict=True):
                 figures[f"{question}_right"] = right / max(1, count)
         else:
-            figures["loss"], figures["loss_if_unchanged"] = (sums / minibatches).tolist()
+            figures["loss"], figures["loss_if_unchanged"] = (sums / taken).tolist()
         return {f"{part.name}/{name}": value for name, value in figures.items()}
 
     def _gradient(self, part: _Part, rollout: Rollout, record: JointRecord, rows: Tensor) -> Tensor:
