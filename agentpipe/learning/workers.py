@@ -102,6 +102,7 @@ def _help(
     orders: SimpleQueue[Callable[[], None] | None],
     done: SimpleQueue[tuple[int, BaseException | None]],
 ) -> None:
+    torch.set_num_threads(1)  # holds for one thread only: each would start further ones of its own
     while (order := orders.get()) is not None:
         failure: BaseException | None = None
         try:
