@@ -33,9 +33,9 @@ def bytes_of(made):
 
 
 def test_perception_learns_the_fault_and_memory_what_comes_next():
-    made, figures = learned(60, steps=4, minibatch=64)
+    made, figures = learned(80, steps=4, minibatch=64)
     assert figures[0]["perception/machine_right"] < 0.7
-    last = figures[-1]
+    last = {name: np.mean([each[name] for each in figures[-8:]]) for name in figures[0]}
     assert last["perception/machine_right"] > 0.85
     assert last["perception/mode_right"] > 0.85
     assert last["perception/severity_right"] > 0.75
