@@ -103,7 +103,7 @@ class Compounds:
         off: kinds that are switched off in the pool, whatever the compound says.
 
     Attributes:
-        protocol, sensor_type: i8[N], of the environments' templates.
+        sensor_type, protocol, topology, own_mode: i8[N], of the environments' templates.
         own_levels: i8[N, 3], the level of each kind in an environment's own row: that of the row of the kind with equal
             parameters, 0 = background, -1 = no row of the kind is like it.
         variants: i64[3, 5], rows of each cell that can be named, by kind and intensity.
@@ -120,7 +120,8 @@ class Compounds:
     ) -> None:
         self.table, self.names, self.allowed, self.off = table, tuple(names), allowed, off
         self.rows = table.rows_for(names)
-        self.protocol, self.sensor_type = fixed.protocol, fixed.sensor_type
+        self.sensor_type, self.protocol = fixed.sensor_type, fixed.protocol
+        self.topology, self.own_mode = fixed.topology, fixed.own_mode
         self.background = _backgrounds(table)
         self.own_levels = _levels_of_rows(table, self.background)[self.rows]
         self.variants = np.array(

@@ -3,9 +3,8 @@
 Before every ``every``-th update a share of the training environments, drawn anew, is given combinations of sensor,
 network and load disturbances from their next episodes on, put together from rows of the pinned table; all others keep
 the rows of their own. Part of the moves goes round all combinations evenly; the rest is drawn by a bandit over them
-(:mod:`.orchestrator_bandit`), whose context is the environment's sensor type and protocol. Which variant of a level an
-environment gets is drawn evenly. What is learned of a combination comes from every environment that plays under it,
-steered or not.
+(:mod:`.orchestrator_bandit`), whose context is the environment's template. Which variant of a level an environment gets
+is drawn evenly. What is learned of a combination comes from every environment that plays under it, steered or not.
 
 Random numbers are keyed by seed and decision. Only pools for training can be given other disturbances
 (:meth:`~agentpipe.environments.pool.LinePool.override`); where the pool is none of the built-in line nothing is done.
@@ -59,7 +58,7 @@ class Orchestrator(Aid):
     def __init__(self, options: OrchestratorOptions, seed: int) -> None:
         super().__init__()
         self.options, self.seed = options, seed
-        self.bandit = Bandit(GROUPS, options.discount, options.certainty)
+        self.bandit = Bandit(options.discount, options.certainty)
         self.updates, self.decisions, self.floor_moves = 0, 0, 0
         self._kept: list[npt.NDArray[Any]] = []  # rows of earlier decisions
         self._rows = np.zeros(0, ROW)  # of the latest one
@@ -87,7 +86,7 @@ class Orchestrator(Aid):
         self.updates += 1
         now, following = pool.compound, pool.next_compound()
         arms = np.stack([_arms(now, compounds), _arms(following, compounds)], axis=1)
-        self._played = arms, (now != following).any(axis=1), _groups(compounds)
+        self._played = arms, (now != following).any(axis=1), _contexts(compounds)
 
     # -- deciding ----------------------------------------------------------------------------------------------
 
@@ -99,13 +98,13 @@ class Orchestrator(Aid):
         generator.shuffle(steered)
         floor = math.ceil(self.options.floor * len(steered))
         self.bandit.forget()
-        groups = _groups(compounds)[steered]
-        drawn, best, expected = self.bandit.draw(groups[floor:], generator)
+        contexts = _contexts(compounds)[steered]
+        drawn, best = self.bandit.draw(contexts[floor:], generator)
         arms = np.concatenate([(self.floor_moves + np.arange(floor)) % ARMS, drawn])
         self.floor_moves += floor  # the floor goes round all combinations, and goes on there at the next decision
         reason = np.concatenate([np.full(floor, FLOOR), np.where(best, EXPLOIT, EXPLORE)])
-        expected = np.concatenate([self.bandit.beliefs()[0][groups[:floor], arms[:floor]], expected])
-        self._keep(pool, steered, np.where(reason == FLOOR, EVERYWHERE, groups), arms, reason, expected)
+        groups = np.where(reason == FLOOR, EVERYWHERE, contexts[:, 0] * len(PROTOCOLS) + contexts[:, 1])
+        self._keep(pool, steered, groups, arms, reason, self.bandit.expected(arms, contexts))
         self.decisions += 1
         back = np.setdiff1d(np.flatnonzero(pool.next_compound().any(axis=1)), steered)
         pool.override(back, NONE)
@@ -133,7 +132,7 @@ class Orchestrator(Aid):
         self._row_of = np.full(pool.size, -1, np.int32)
         self._row_of[steered] = row
         self._elsewhere[:] = 0.0
-        self.note("steer", self._told_of(arms, reason, expected), float(np.mean(expected)))
+        self.note("steer", self._told_of(arms, reason, expected), float(len(arms)))
 
     def _told_of(self, arms: Codes, reason: Codes, expected: npt.NDArray[np.float64]) -> str:
         counts = np.bincount(reason, minlength=len(REASONS))
@@ -153,9 +152,9 @@ class Orchestrator(Aid):
         """
         if not self._played:
             return
-        arms, waits, groups = self._played
+        arms, waits, contexts = self._played
         self._played = ()
-        entropy = np.ascontiguousarray(rollout.entropy, np.float32)
+        entropy = rollout.entropy.numpy()
         if not math.isfinite(float(entropy.sum(dtype=np.float64))):
             step, row = (int(index) for index in np.argwhere(~np.isfinite(entropy))[0])
             remedy = "training stopped at the first such value; the last checkpoint is good"
@@ -163,8 +162,9 @@ class Orchestrator(Aid):
         summed, decisions = np.zeros((pool.size, 2)), np.zeros((pool.size, 2), np.int64)
         begun = np.zeros(pool.size, np.int64)
         _add_up(entropy, rollout.mask.numpy(), rollout.done, summed, decisions, begun)
-        bandit = self.bandit
-        _learn(summed, decisions, groups, arms, (bandit.count, bandit.total, bandit.squares))
+        played, part = np.nonzero((decisions > 0) & (arms >= 0))
+        means = summed[played, part] / decisions[played, part]
+        self.bandit.hear(arms[played, part], contexts[played], means, decisions[played, part])
         self._measure(summed, decisions, begun, waits)
 
     def _measure(
@@ -222,9 +222,10 @@ class Orchestrator(Aid):
         self._row_of, self._elsewhere = arrays["row_of"].astype(np.int32), arrays["elsewhere"].astype(np.float64)
 
 
-def _groups(compounds: Compounds) -> Codes:
-    """i64[N]: sensor type and protocol as one number."""
-    return compounds.sensor_type.astype(np.int64) * len(PROTOCOLS) + compounds.protocol
+def _contexts(compounds: Compounds) -> Codes:
+    """i64[N, 4]: sensor type, protocol, topology and own fault mode of each environment."""
+    parts = compounds.sensor_type, compounds.protocol, compounds.topology, compounds.own_mode
+    return np.stack(parts, axis=1).astype(np.int64)
 
 
 def _arms(codes: npt.NDArray[np.uint8], compounds: Compounds) -> Codes:
@@ -261,16 +262,3 @@ def _add_up(entropy, mask, done, summed, decisions, begun):  # type: ignore[no-u
                         break
             if done[t, n]:
                 begun[n] += 1
-
-
-@entry
-def _learn(summed, decisions, groups, arms, beliefs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - a kernel
-    """One sample for each environment and part of its rollout, under the combination in force, ``arms`` i64[N, 2]."""
-    count, total, squares = beliefs
-    for n in range(len(groups)):
-        for since in range(2):
-            if decisions[n, since] > 0 and arms[n, since] >= 0:
-                mean = summed[n, since] / decisions[n, since]
-                count[groups[n], arms[n, since]] += 1.0
-                total[groups[n], arms[n, since]] += mean
-                squares[groups[n], arms[n, since]] += mean * mean
