@@ -53,6 +53,14 @@ def test_the_documented_numbers_are_those_of_the_line():
         assert sum(parameter.numel() for parameter in network.parameters()) == expected
 
 
+def test_the_documented_numbers_of_perception_and_memory_are_those_of_the_line():
+    network = PolicyNetwork(192, 46, NetworkOptions(hidden=(256, 256), perception=64, memory=64))
+    parts = {"perception": 17_037, "memory": 72_176}
+    for name, expected in parts.items():
+        assert sum(parameter.numel() for parameter in getattr(network, name).parameters()) == expected
+    assert sum(parameter.numel() for parameter in network.parameters()) == 390_300
+
+
 def test_rows_of_the_unit_head_are_positive_and_of_length_one():
     head = UnitHead(7, 4)
     with torch.no_grad():
