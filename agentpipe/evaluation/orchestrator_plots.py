@@ -41,11 +41,12 @@ def steering_over_time(rows: npt.NDArray[Any], limit: int = LIMIT) -> bytes:
     """
     updates, shares, entropy = _over_time(rows)
     figure, (left, right) = new_figure(8.6, 3.1, columns=2)
-    chosen = coupling_shares(rows, [reason for reason in REASONS if reason != "floor"])
-    note = f"its own choice: sensor × network {percent(chosen['sensor × network'])}"
-    by_chance = f"by chance {percent(chance_shares()['sensor × network'])}"
+    both = "sensor × network or more"
+    chosen = coupling_shares(rows, [reason for reason in REASONS if reason != "floor"])[both]
+    share = percent(chosen if np.isfinite(chosen) else None)
+    note = f"sensor and network disturbed: {share} · by chance {percent(chance_shares()[both])}"
     _heat(left, shares, updates, "Blues", "share of the moves")
-    title(left, "Where training environments were steered", f"{note} · {by_chance}")
+    title(left, "Where training environments were steered", note)
     _heat(right, entropy, updates, "YlOrBr", "nats")
     title(right, "Entropy of the policy there", "mean over decisions with a choice · grey: nobody was there")
     right.set_yticks([])
