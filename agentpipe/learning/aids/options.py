@@ -121,8 +121,8 @@ class OrchestratorOptions:
     """updates between two decisions"""
     discount: float = 0.8
     """of all that was seen, at each decision: the policy has changed since"""
-    certainty: float = 50.0
-    """samples at which a belief grows no surer; more = the moves go to fewer combinations"""
+    certainty: float = 200.0
+    """samples a combination that outlast a decision; more = surer beliefs, and moves to fewer combinations"""
 
     def __post_init__(self) -> None:
         for name in ("share", "floor"):
