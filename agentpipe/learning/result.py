@@ -51,6 +51,8 @@ class TrainingResult:
     """one row an update"""
     aid_log: tuple[LogEntry, ...]
     """what training aids did, and why"""
+    left: dict[str, Path]
+    """files that they leave, by the name of the aid"""
     tensorboard: Path
     """folder of the event files"""
     shards: tuple[Path, ...] = ()

@@ -463,6 +463,7 @@ class _Run:
             gates=gates,
             update_log=tuple(state.updates),
             aid_log=tuple(self.aids.log),
+            left=self.aids.leave(self.directory),
             tensorboard=self.directory / "tensorboard",
             shards=shards,
             unshrunk="" if self.stream is None else self.stream.complaint,

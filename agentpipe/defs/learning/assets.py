@@ -130,6 +130,30 @@ def _shown(made: Made, workspace: Workspace) -> dict[str, Any]:
         "validation": plot(_curve(made.trained, workspace), "validation success"),
         "aids": rows([dataclasses.asdict(entry) for entry in made.trained.aid_log[-AIDS_SHOWN:]]),
         "tensorboard": dg.MetadataValue.path(str(made.trained.tensorboard)),
+        **_steered(made.trained),
+    }
+
+
+def _steered(trained: "TrainingResult") -> dict[str, Any]:
+    """Where the orchestrator sent training environments: over time, by levels, and the whole log as a file."""
+    from agentpipe.evaluation.orchestrator_plots import FULL, steering_by_level, steering_over_time
+    from agentpipe.learning.aids.orchestrator_log import chance_shares, coupling_shares, read_log
+    from agentpipe.storage import write_bytes
+
+    log = trained.left.get("orchestrator")
+    decisions = [] if log is None else read_log(log)
+    if log is None or not len(decisions):
+        return {}
+    picture = log.with_name("orchestrator.png")
+    write_bytes(picture, steering_over_time(decisions, FULL))
+    own, chance = coupling_shares(decisions, ["explore", "exploit"]), chance_shares()
+    shares = [{"combination": name, "share of moves": own[name], "by chance": chance[name]} for name in own]
+    return {
+        "steering": plot(steering_over_time(decisions), "where training environments were steered"),
+        "steering_by_level": plot(steering_by_level(decisions), "moves by levels of two kinds"),
+        "steering_shares": rows(shares),
+        "steering_log": dg.MetadataValue.path(str(log)),
+        "steering_picture": dg.MetadataValue.path(str(picture)),
     }
 
 

@@ -94,6 +94,11 @@ class Aid:
         """For the update's log and TensorBoard."""
         return {}
 
+    def leave(self, directory: Path) -> Path | None:
+        """At the end of the run: writes a file into ``directory`` for whoever asks later what it did, or nothing."""
+        del directory
+        return None
+
     def state(self) -> tuple[dict[str, Any], Arrays]:
         """JSON values, and arrays, that the next call depends on."""
         return {}, {}
@@ -155,6 +160,11 @@ class Aids:
         for aid in self.aids:
             aid.looked(validations)
         self._take_notes(number)
+
+    def leave(self, directory: Path) -> dict[str, Path]:
+        """The files that aids leave, by the name of the aid."""
+        left = {aid.name: aid.leave(directory) for aid in self.aids}
+        return {name: path for name, path in left.items() if path is not None}
 
     def _take_notes(self, number: int) -> None:
         for aid in self.aids:

@@ -24,9 +24,19 @@ from agentpipe.environments.layout import PROTOCOLS
 from agentpipe.errors import NonFiniteError
 from agentpipe.learning.aids.base import Aid
 from agentpipe.learning.aids.orchestrator_bandit import ARMS, Bandit, arm_of, levels_of_arm
-from agentpipe.learning.aids.orchestrator_log import CLASSES, EVERYWHERE, GROUPS, REASONS, ROW, class_of
+from agentpipe.learning.aids.orchestrator_log import (
+    CLASSES,
+    EVERYWHERE,
+    FILE,
+    GROUPS,
+    REASONS,
+    ROW,
+    class_of,
+    write_log,
+)
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from collections.abc import Mapping
 
     from agentpipe.environments.compound import Compounds
@@ -197,6 +207,11 @@ class Orchestrator(Aid):
         return found | {"orchestrator/sensor_network": float(both / moves.sum())}
 
     # -- keeping -----------------------------------------------------------------------------------------------
+
+    def leave(self, directory: Path) -> Path:
+        """Writes the log of decisions."""
+        write_log(directory / FILE, self.log)
+        return directory / FILE
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
         """Counters; beliefs, the log, and who is steered."""
