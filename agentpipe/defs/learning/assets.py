@@ -141,13 +141,17 @@ def _steered(trained: "TrainingResult") -> dict[str, Any]:
     from agentpipe.storage import write_bytes
 
     log = trained.left.get("orchestrator")
-    decisions = [] if log is None else read_log(log)
-    if log is None or not len(decisions):
+    if log is None:
+        return {}
+    decisions = read_log(log)
+    if not len(decisions):
         return {}
     picture = log.with_name("orchestrator.png")
     write_bytes(picture, steering_over_time(decisions, FULL))
     own, chance = coupling_shares(decisions, ["explore", "exploit"]), chance_shares()
-    shares = [{"combination": name, "share of moves": own[name], "by chance": chance[name]} for name in own]
+    shares = [
+        {"combination": name, "share of moves": f"{own[name]:.1%}", "by chance": f"{chance[name]:.1%}"} for name in own
+    ]
     return {
         "steering": plot(steering_over_time(decisions), "where training environments were steered"),
         "steering_by_level": plot(steering_by_level(decisions), "moves by levels of two kinds"),

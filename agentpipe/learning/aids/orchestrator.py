@@ -36,8 +36,8 @@ from agentpipe.learning.aids.orchestrator_log import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Mapping
+    from pathlib import Path
 
     from agentpipe.environments.compound import Compounds
     from agentpipe.environments.pool import LinePool
