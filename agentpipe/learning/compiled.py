@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from agentpipe.learning.kernels.decisions import Decided, Seen, decide, distribution, judge
 from agentpipe.learning.kernels.packed import PackedNetwork
+from agentpipe.learning.network import OBSERVATION_CLIP
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +44,23 @@ class CompiledPolicy:
         packed = PackedNetwork(network)
         self._net = packed.net
         self._work = [packed.work() for _ in range(threads)]
+
+    def encode(self, observation: Tensor, last_action: Tensor, time: Tensor, memory: Tensor, into: Tensor) -> Tensor:
+        """Fills ``into`` f32[N, E] with what :meth:`PolicyNetwork.encode` returns; returns the memory's new state."""
+        network = self.network
+        if network.perception is not None or network.memory is not None:
+            encoded, state = network.encode(observation, last_action, time, memory)
+            into.copy_(encoded)
+            return state
+        # The same in place: whole arrays in between, made anew for every block, cost more than the arithmetic.
+        seen, octaves = network.observation_size, network.options.time_frequencies
+        torch.sub(observation, network.mean, out=into[:, :seen]).mul_(network.scale)
+        into[:, :seen].clamp_(-OBSERVATION_CLIP, OBSERVATION_CLIP)
+        if network.fuses:
+            angle = time.unsqueeze(-1) * network.frequencies
+            torch.sin(angle, out=into[:, seen : seen + octaves])
+            torch.cos(angle, out=into[:, seen + octaves :])
+        return memory
 
     def decide(
         self,

@@ -229,7 +229,8 @@ class Replay:
             )
             mask = torch.from_numpy(shard.unpack_masks(records["mask"]))
             inputs = (_tensor(records["observation"]), last_action, _tensor(records["time"]), before[at])
-            encoded = network.encode(*inputs)[0]
+            encoded = torch.empty(len(records), network.encoded_size)
+            policy.encode(*inputs, encoded)
             seen.log_probability[at], seen.value[at] = policy.judge(worker, (encoded, last_action, mask), action)
             seen.behaviour[at], seen.reward[at] = records["log_probability"], records["reward"]
             seen.segment[at] = records["segment"]
@@ -261,7 +262,8 @@ class Replay:
                 last_action = torch.from_numpy(records["last_action"].astype(np.int64))
                 state = behind[torch.from_numpy(episodes[cut])]
                 inputs = (_tensor(records["observation"]), last_action, _tensor(records["time"]), state)
-                encoded, _ = self.network.encode(*inputs)
+                encoded = torch.empty(len(records), self.network.encoded_size)
+                policy.encode(*inputs, encoded)
                 mask = torch.from_numpy(shard.unpack_masks(records["mask"]))
                 values[episodes[cut]] = policy.values(0, (encoded, last_action, mask))
         return values

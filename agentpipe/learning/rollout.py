@@ -189,7 +189,7 @@ def _decide(
     workers: Workers,
     step: int,
 ) -> None:
-    network, space = policy.network, declared_space(pool)
+    space = declared_space(pool)
     arrays = (pool.observation, pool.time, pool.mask, pool.last_action)
     observation, time, mask, last_action = (torch.from_numpy(array) for array in arrays)
 
@@ -201,8 +201,8 @@ def _decide(
             require_finite(pool.observation[at], "observation", step, names)
         else:
             space.check(pool.observation[at], step, names)
-        encoded, memory = network.encode(observation[at], last_action[at], time[at], rollout.memory[at])
-        rollout.encoded[t, at], rollout.memory[at] = encoded, memory
+        inputs = (observation[at], last_action[at], time[at], rollout.memory[at])
+        rollout.memory[at] = policy.encode(*inputs, rollout.encoded[t, at])
         rollout.mask[t, at] = mask[at]
         rollout.last_action[t, at] = last_action[at]
         seen = (rollout.encoded[t, at], rollout.last_action[t, at], rollout.mask[t, at])
@@ -256,7 +256,8 @@ def _values(
 ) -> npt.NDArray[np.float32]:
     require_finite(observation, "observation", step, names)
     last = torch.from_numpy(last_action)
-    encoded, _ = policy.network.encode(torch.from_numpy(observation), last, torch.from_numpy(time), memory)
+    encoded = torch.empty(len(last), policy.network.encoded_size)
+    policy.encode(torch.from_numpy(observation), last, torch.from_numpy(time), memory, encoded)
     values = policy.values(0, (encoded, last, torch.from_numpy(mask)))
     require_finite(values, "value", step, names)
     return values
