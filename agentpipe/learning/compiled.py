@@ -12,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from agentpipe.environments.layout import MACHINES
+from agentpipe.learning.joint.line_perception import LinePerception
+from agentpipe.learning.kernels import perceived
 from agentpipe.learning.kernels.decisions import Decided, Seen, decide, distribution, judge
 from agentpipe.learning.kernels.packed import PackedNetwork
 from agentpipe.learning.network import OBSERVATION_CLIP
@@ -19,6 +22,7 @@ from agentpipe.learning.network import OBSERVATION_CLIP
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentpipe.learning.joint.perception import Perception
     from agentpipe.learning.network import PolicyNetwork
 
     Inputs = tuple[Tensor, Tensor, Tensor]
@@ -44,11 +48,15 @@ class CompiledPolicy:
         packed = PackedNetwork(network)
         self._net = packed.net
         self._work = [packed.work() for _ in range(threads)]
+        self._perception = _compiled(network.perception)
+        self._room = [perceived.Work.allocate(network.options.perception) for _ in range(threads)]
 
-    def encode(self, observation: Tensor, last_action: Tensor, time: Tensor, memory: Tensor, into: Tensor) -> Tensor:
+    def encode(
+        self, worker: int, observation: Tensor, last_action: Tensor, time: Tensor, memory: Tensor, into: Tensor
+    ) -> Tensor:
         """Fills ``into`` f32[N, E] with what :meth:`PolicyNetwork.encode` returns; returns the memory's new state."""
         network = self.network
-        if network.perception is not None or network.memory is not None:
+        if network.memory is not None or (network.perception is not None and self._perception is None):
             encoded, state = network.encode(observation, last_action, time, memory)
             into.copy_(encoded)
             return state
@@ -59,7 +67,10 @@ class CompiledPolicy:
         if network.fuses:
             angle = time.unsqueeze(-1) * network.frequencies
             torch.sin(angle, out=into[:, seen : seen + octaves])
-            torch.cos(angle, out=into[:, seen + octaves :])
+            torch.cos(angle, out=into[:, seen + octaves : network.base_size])
+        if self._perception is not None:
+            row = into.numpy()
+            perceived.believe(self._perception, self._room[worker], row, row[:, network.base_size :])
         return memory
 
     def decide(
@@ -103,6 +114,31 @@ class CompiledPolicy:
         value, entropy = np.empty((2, len(seen[0])), np.float32)
         decide(self._net, self._work[worker], _seen(seen), _NO_NUMBERS, Decided(nothing, value[:0], value, entropy))
         return value
+
+
+def _compiled(perception: Perception | None) -> perceived.Weights | None:
+    """A copy of the weights; ``None`` where they are not those of the built-in line."""
+    if not isinstance(perception, LinePerception):
+        return None
+    alone, together, answers = perception.alone, perception.together, perception.answers
+    couplings = perception.couplings.view(-1, MACHINES, MACHINES)
+    return perceived.Weights(
+        alone=_copy(alone.weight),
+        alone_bias=_copy(alone.bias),
+        together=_copy(together.weight),
+        together_bias=_copy(together.bias),
+        answers=_copy(answers.weight),
+        answers_bias=_copy(answers.bias),
+        couplings=_copy(couplings),
+        shift=_copy(perception.shift),
+        unit=_copy(perception.unit),
+        tanh=perception.activation == "tanh",
+    )
+
+
+def _copy(tensor: Tensor) -> Floats:
+    copied: Floats = tensor.detach().numpy().copy()
+    return copied
 
 
 def _seen(tensors: Inputs) -> Seen:

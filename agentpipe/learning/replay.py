@@ -230,7 +230,7 @@ class Replay:
             mask = torch.from_numpy(shard.unpack_masks(records["mask"]))
             inputs = (_tensor(records["observation"]), last_action, _tensor(records["time"]), before[at])
             encoded = torch.empty(len(records), network.encoded_size)
-            policy.encode(*inputs, encoded)
+            policy.encode(worker, *inputs, encoded)
             seen.log_probability[at], seen.value[at] = policy.judge(worker, (encoded, last_action, mask), action)
             seen.behaviour[at], seen.reward[at] = records["log_probability"], records["reward"]
             seen.segment[at] = records["segment"]
@@ -263,7 +263,7 @@ class Replay:
                 state = behind[torch.from_numpy(episodes[cut])]
                 inputs = (_tensor(records["observation"]), last_action, _tensor(records["time"]), state)
                 encoded = torch.empty(len(records), self.network.encoded_size)
-                policy.encode(*inputs, encoded)
+                policy.encode(0, *inputs, encoded)
                 mask = torch.from_numpy(shard.unpack_masks(records["mask"]))
                 values[episodes[cut]] = policy.values(0, (encoded, last_action, mask))
         return values

@@ -202,7 +202,7 @@ def _decide(
         else:
             space.check(pool.observation[at], step, names)
         inputs = (observation[at], last_action[at], time[at], rollout.memory[at])
-        rollout.memory[at] = policy.encode(*inputs, rollout.encoded[t, at])
+        rollout.memory[at] = policy.encode(worker, *inputs, rollout.encoded[t, at])
         rollout.mask[t, at] = mask[at]
         rollout.last_action[t, at] = last_action[at]
         seen = (rollout.encoded[t, at], rollout.last_action[t, at], rollout.mask[t, at])
@@ -257,7 +257,7 @@ def _values(
     require_finite(observation, "observation", step, names)
     last = torch.from_numpy(last_action)
     encoded = torch.empty(len(last), policy.network.encoded_size)
-    policy.encode(torch.from_numpy(observation), last, torch.from_numpy(time), memory, encoded)
+    policy.encode(0, torch.from_numpy(observation), last, torch.from_numpy(time), memory, encoded)
     values = policy.values(0, (encoded, last, torch.from_numpy(mask)))
     require_finite(values, "value", step, names)
     return values

@@ -6,6 +6,7 @@ import torch
 
 from agentpipe.environments.geometry import downstream_matrices
 from agentpipe.environments.layout import CHANNELS, FALSE_ALARM, MACHINES, OBSERVATION_SIZE, TOPOLOGIES, block_start
+from agentpipe.learning.compiled import CompiledPolicy
 from agentpipe.learning.joint.line_perception import INPUTS, LinePerception
 from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.normalisation import ObservationStatistics
@@ -103,3 +104,24 @@ def test_presence_and_topology_are_read_through_any_normalisation():
     base = network.encode(torch.from_numpy(raw), torch.zeros(4, dtype=torch.int64), torch.zeros(4))[0]
     public = base[:, PRESENT : TOPOLOGY + len(TOPOLOGIES)] * made.unit + made.shift
     assert np.allclose(public.detach().numpy(), raw[:, PRESENT : TOPOLOGY + len(TOPOLOGIES)], atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 70])
+@pytest.mark.parametrize(("activation", "encoder"), [("relu", "fusion"), ("tanh", "fusion"), ("relu", "mlp")])
+def test_compiled_beliefs_are_those_of_the_module(rows, activation, encoder):
+    options = NetworkOptions(hidden=(8,), perception=24, activation=activation, encoder=encoder)
+    network = PolicyNetwork(OBSERVATION_SIZE, 46, options)
+    network.initialise(torch.Generator().manual_seed(0))
+    torch.nn.init.normal_(network.perception.answers.weight, 0.0, 1.0, generator=torch.Generator().manual_seed(1))
+    torch.nn.init.normal_(network.perception.answers.bias, 0.0, 1.0, generator=torch.Generator().manual_seed(2))
+    statistics = ObservationStatistics.empty([f"f{index}" for index in range(OBSERVATION_SIZE)])
+    kinds = [observations(rows, machines=7 + kind % 2, topology=kind, seed=kind).numpy() for kind in range(6)]
+    statistics.update(np.concatenate(kinds))
+    network.set_statistics(statistics)
+    for seen in kinds:
+        inputs = (torch.from_numpy(seen), torch.zeros(rows, dtype=torch.int64), torch.rand(rows))
+        with torch.inference_mode():
+            expected = network.encode(*inputs)[0]
+            found = torch.full((rows, network.encoded_size), torch.nan)
+            CompiledPolicy(network).encode(0, *inputs, network.fresh_memory(rows), found)
+        assert torch.allclose(found, expected, atol=3e-6)
