@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from agentpipe.learning.network import PolicyNetwork
 
 _LANES = 10
+_LINE = 16
+"""numbers of a line of the cache, at whose borders matrices begin: products take a tenth longer elsewhere"""
 
 
 class _Views:
@@ -36,8 +39,9 @@ class _Views:
         self.table = self._take(flat, rows, trunks * widths[0])
 
     def _take(self, flat: Tensor | None, *shape: int) -> Tensor:
-        start, self.size = self.size, self.size + math.prod(shape)
-        return torch.empty(0) if flat is None else flat[start : self.size].view(shape)
+        start, end = self.size, self.size + math.prod(shape)
+        self.size = -(-end // _LINE) * _LINE
+        return torch.empty(0) if flat is None else flat[start:end].view(shape)
 
 
 class PackedNetwork:
@@ -70,7 +74,8 @@ class PackedNetwork:
                 outputs, inputs = weight.shape
                 rows.append((inputs, outputs, weight.storage_offset(), bias_at, turned, values))
                 weights.append(weight)
-                turned, values = turned + weight.numel(), values + BLOCK * outputs
+                turned += -(-weight.numel() // _LINE) * _LINE
+                values += BLOCK * outputs
         flat, actions = torch.zeros(turned), network.action_count
         for weight, row in zip(weights, rows, strict=True):
             self._turned.append((weight, flat[row[4] : row[4] + weight.numel()].view(row[0], row[1])))
@@ -90,14 +95,14 @@ class PackedNetwork:
         actions = self.network.action_count
         return Work(
             call=Call.allocate(),
-            encoded=np.zeros((BLOCK, self.network.encoded_size), np.float32),
+            encoded=_zeros(BLOCK, self.network.encoded_size),
             last_action=np.zeros(BLOCK, np.int64),
             mask=np.zeros((actions, BLOCK), np.bool_),
-            values=np.zeros(self._values, np.float32),
-            gradients=np.zeros((2, BLOCK * max(self.network.options.hidden)), np.float32),
-            z=np.zeros((actions + 1, BLOCK), np.float32),
-            probability=np.zeros((actions, BLOCK), np.float32),
-            lanes=np.zeros((_LANES, BLOCK), np.float32),
+            values=_zeros(self._values),
+            gradients=_zeros(2, BLOCK * max(self.network.options.hidden)),
+            z=_zeros(actions + 1, BLOCK),
+            probability=_zeros(actions, BLOCK),
+            lanes=_zeros(_LANES, BLOCK),
         )
 
     @torch.no_grad()
@@ -148,3 +153,9 @@ class PackedNetwork:
         along = (unit * gradient).sum(dim=1, keepdim=True)
         head.weight_raw.grad = temperature / norm * (gradient - unit * along) * raw.sigmoid()
         head.log_temperature.grad = temperature * along.sum()
+
+
+def _zeros(*shape: int) -> npt.NDArray[np.float32]:
+    """Begins at the border of a line of the cache, unlike numpy's own."""
+    made: npt.NDArray[np.float32] = torch.zeros(shape).numpy()
+    return made

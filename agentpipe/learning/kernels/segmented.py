@@ -86,10 +86,9 @@ def segmented(
         gradient[:] = _ZERO
         figures[:] = 0.0
         start, end = shard * count // shards, (shard + 1) * count // shards
-        blocks = -(-(end - start) // BLOCK)
-        for block in range(blocks):
-            low, high = start + block * (end - start) // blocks, start + (block + 1) * (end - start) // blocks
-            here, rows = chosen[low:high], high - low
+        for low in range(start, end, BLOCK):
+            here = chosen[low : min(low + BLOCK, end)]
+            rows = len(here)
             gather(samples.encoded, samples.last_action, samples.mask, here, work)
             forward(net, work.encoded, work.last_action, rows, work)
             masked_softmax(rows, work)
