@@ -47,9 +47,9 @@ class TrainingSettings(_Section):
         "fusion", description="the policy reads observation, last action and time; mlp = the observation alone"
     )
     actor_head: ActorHeadName = Field(
-        "linear", description="unit = non-negative weights in rows of norm 1, with a learned temperature"
+        "unit", description="unit = non-negative weights in rows of norm 1, with a learned temperature"
     )
-    perception: int = Field(0, ge=0, description="width of the network that believes which fault it is; 0 = none")
+    perception: int = Field(48, ge=0, description="width of the network that believes which fault it is; 0 = none")
     memory: int = Field(0, ge=0, description="units of the recurrent memory; 0 = none")
     learning_rate: float = Field(3e-4, gt=0, lt=1)
     final_learning_rate_share: float = Field(0.05, ge=0, le=1, description="last learning rate over the first")
