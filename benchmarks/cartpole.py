@@ -21,6 +21,8 @@ from agentpipe.environments.rng import bits, episode_key, root_key, uniform
 ACTIONS: Final = 2
 NAMES: Final = ("position", "velocity", "angle", "angular_velocity")
 STEP_LIMIT: Final = 500
+FEWEST: Final = 4_096
+"""cart-poles that are worth a thread of their own: to wake one takes as long as it takes to step about as many"""
 GRAVITY, MASS_CART, MASS_POLE, HALF_LENGTH, FORCE, SECONDS = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
 TOTAL_MASS, POLE_MOMENT = MASS_CART + MASS_POLE, MASS_POLE * HALF_LENGTH
 ANGLE_LIMIT, POSITION_LIMIT = 12 * 2 * math.pi / 360, 2.4
@@ -41,8 +43,9 @@ class CartPolePool:
         self.size = size
         self.names = tuple(f"cart-pole-{index}" for index in range(size))
         self._root = root_key(seed, 0)
-        self._executor = ThreadPoolExecutor(threads) if threads > 1 else None
-        bounds = np.linspace(0, size, threads + 1).astype(int)
+        slices = max(1, min(threads, size // FEWEST))
+        self._executor = ThreadPoolExecutor(slices - 1) if slices > 1 else None
+        bounds = np.linspace(0, size, slices + 1).astype(int)
         self._slices = [(int(low), int(high)) for low, high in pairwise(bounds)]
         self.state: Floats = np.zeros((size, len(NAMES)))
         self.episode = np.zeros(size, np.int64)
@@ -65,7 +68,10 @@ class CartPolePool:
         if self._executor is None:
             function(0, self.size, *arguments)
             return
-        for future in [self._executor.submit(function, low, high, *arguments) for low, high in self._slices]:
+        first, *others = self._slices
+        futures = [self._executor.submit(function, low, high, *arguments) for low, high in others]
+        function(*first, *arguments)
+        for future in futures:
             future.result()
 
     def reset(self, episode: int = 0) -> None:

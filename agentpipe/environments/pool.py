@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Actions = npt.NDArray[np.int64]
 
+_FEWEST = 256
+"""environments that are worth a thread of their own: to wake one takes as long as it takes to step about as many"""
 # What is told of the step just taken, and of no use to the next: not part of a snapshot.
 _TOKENS = ("produced", "used", "earned")
 _FINAL = ("final_observation", "final_mask", "final_segment", "final_last_action", "final_time")
@@ -108,7 +110,7 @@ class LinePool:
         self._visible = state.allocate_visible(self.size)
         self._result = state.allocate_result(self.size)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="pool") if threads > 1 else None
-        bounds = np.linspace(0, self.size, threads + 1).astype(np.int64)
+        bounds = np.linspace(0, self.size, max(1, min(threads, self.size // _FEWEST)) + 1).astype(np.int64)
         self._slices = [(int(a), int(b)) for a, b in itertools.pairwise(bounds) if b > a]
         seen, outcome = self._visible, self._result
         self.observation, self.mask, self.segment = seen.observation, seen.mask, seen.segment
@@ -131,8 +133,9 @@ class LinePool:
     def _each_slice(self, function: Callable[..., int | None], *arguments: object) -> list[int | None]:
         if self._executor is None:
             return [function(low, high, *arguments) for low, high in self._slices]
-        futures = [self._executor.submit(function, low, high, *arguments) for low, high in self._slices]
-        return [future.result() for future in futures]
+        first, *others = self._slices
+        futures = [self._executor.submit(function, low, high, *arguments) for low, high in others]
+        return [function(*first, *arguments), *(future.result() for future in futures)]
 
     def reset(self, episode: int | npt.NDArray[np.int64] = 0) -> None:
         """Begins ``episode`` (one number, or one for each environment) everywhere.

@@ -1,7 +1,7 @@
 import gymnasium
 import numpy as np
 
-from benchmarks.cartpole import CartPolePool, advance
+from benchmarks.cartpole import FEWEST, CartPolePool, advance
 
 
 def test_steps_are_those_of_gymnasiums_cartpole():
@@ -33,8 +33,8 @@ def test_an_episode_ends_and_the_next_begins_in_the_same_step():
 
 
 def test_threads_do_not_change_a_byte():
-    actions = np.random.default_rng(1).integers(0, 2, (100, 37))
-    one, two = CartPolePool(37, seed=3), CartPolePool(37, seed=3, threads=2)
+    actions = np.random.default_rng(1).integers(0, 2, (100, 2 * FEWEST + 1))
+    one, two = CartPolePool(2 * FEWEST + 1, seed=3), CartPolePool(2 * FEWEST + 1, seed=3, threads=2)
     for row in actions:
         one.step(row)
         two.step(row)

@@ -332,7 +332,7 @@ def test_closing_ends_the_threads():
         return sum(thread.name.startswith("pool") for thread in threading.enumerate())
 
     before = running()
-    vec = gymnasium.make_vec(ENVIRONMENT_ID, num_envs=50, threads=2)
+    vec = gymnasium.make_vec(ENVIRONMENT_ID, num_envs=600, threads=2)
     vec.reset(seed=1)
     vec.step(vec.action_space.sample())
     vec.reset(seed=2)

@@ -147,7 +147,7 @@ def test_closing_ends_the_threads():
         return [thread for thread in threading.enumerate() if thread.name.startswith("pool")]
 
     before = len(running())
-    pool = make_pool(threads=2)
+    pool = make_pool(catalog().environments("train")[:600], threads=2)
     pool.step(RandomPlayer().act(pool).actions)
     assert len(running()) > before
     pool.close()
