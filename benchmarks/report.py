@@ -19,6 +19,7 @@ from benchmarks import (
     serving,
     table_redis,
 )
+from benchmarks.gap import report as gap_report
 from benchmarks.measure import RESULTS
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ def titled(title: str, section: Section) -> Section:
 
 SECTIONS: dict[str, Section] = {
     "seeds": titled("Success of the standard profile", seeds.section),
+    "gap": titled("The gap to the oracle", gap_report.section),
     "simulator": simulator_section,
     "training": training_section,
     "buffer": titled("Buffer", lambda content: buffer_report.section(content, human)),

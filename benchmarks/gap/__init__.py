@@ -1,0 +1,1 @@
+"""Where the points between a policy and the oracle are lost."""
