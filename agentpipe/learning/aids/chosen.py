@@ -10,6 +10,7 @@ from agentpipe.learning.aids.difficulty import Difficulty
 from agentpipe.learning.aids.dynamic_lambda import DynamicLambda
 from agentpipe.learning.aids.layer_rates import LayerRates
 from agentpipe.learning.aids.orchestrator import Orchestrator
+from agentpipe.learning.aids.reward_watch import RewardWatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,7 @@ def chosen_aids(options: TrainingOptions, names: Sequence[str]) -> Aids:
         names: of the observation features.
     """
     chosen = options.aids
-    aids: list[Aid] = []
+    aids: list[Aid] = [RewardWatch()]
     if chosen.curiosity != "off":
         aids.append(Curiosity(chosen, names, options.seed))
     if chosen.dynamic_lambda != "off":

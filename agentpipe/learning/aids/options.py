@@ -28,7 +28,7 @@ class AidOptions:
     """updates running that a rule of dynamic lambda must hold, and rest between two moves"""
     negative_advantage: float = 0.05
     """dynamic lambda goes down where the mean advantage, in its deviations, stays negative and is below minus this"""
-    reach: float = 0.5
+    reach: float = 0.4
     """and up where less than this share of early segments' advantages comes from later segments"""
     layer_rates: Mode = "remedy"
     """learning rates that rise from the lowest layer to the heads"""
