@@ -23,7 +23,7 @@ from benchmarks.claims_run import SMOKE, Sizes, key_of, run
 from benchmarks.claims_table import ARMS, CLAIMS, COLD_TARGET, STANDARD, TARGET
 from benchmarks.claims_verdict import RULE, UNMEASURED, Estimate, estimate, spread, steps_to, verdict
 from benchmarks.measure import results_folder, stamp, store
-from benchmarks.resumable import Cache, Piece, cache_folder, deadline_in, say_what_is_left, work
+from benchmarks.resumable import Cache, Piece, cache_folder, deadline_in, plan, say_what_is_left, work
 from benchmarks.seeds import interval
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ FORMS: dict[str, tuple[Callable[[float], str], str]] = {
     "difference": (lambda value: f"{100 * value:+.2f}", " points"),
     "level": (lambda value: f"{value:.1%}", ""),
 }
+WHAT_WAS_TRAINED = (
+    "What was trained. Steps: environment steps until the validation split shows the target, cloned ones included."
+    " Steps/s: those of the policy gradient over the processor seconds of all threads, looks at the validation split"
+    " included."
+)
 _WARM, _COLD = 160.0, 110.0
 """expected seconds of a run, before one was made"""
 
@@ -111,7 +116,7 @@ def section(content: dict[str, Any]) -> str:
         "|---|---|---|---:|---|---|",
         *(_claim_line(claim, rows) for claim in CLAIMS),
         "",
-        "What was trained. Steps: environment steps until the validation split shows the target, cloned ones included.",
+        WHAT_WAS_TRAINED,
         "",
         f"| arm | seeds | success, held-out | deviation over seeds | {target} | entropy ± deviation, nats | steps/s |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -167,7 +172,7 @@ def _arm_line(arm: Arm, found: Mapping[int, Mapping[str, Any]]) -> str:
     if len(there) < len(reached):
         steps += f" (in {len(there)} of {len(reached)})"
     entropy = [statistics.fmean(row[name] for row in rows) for name in ("entropy_mean", "entropy_deviation")]
-    rate = statistics.median(row["steps_per_second"] for row in rows)
+    rate = statistics.median(row["steps_per_processor_second"] for row in rows)
     inside = f" [{low:.1%}, {high:.1%}]" if len(rows) > 1 else ""
     return (
         f"| {arm.name} | {len(rows)} | {mean:.1%}{inside} | {deviation} | {steps} |"
@@ -181,11 +186,12 @@ def _arm_line(arm: Arm, found: Mapping[int, Mapping[str, Any]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """``python -m benchmarks.claims``."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, nargs="+", help="by default 0 to 4; of a smoke run 0 and 1")
     parser.add_argument("--arms", nargs="+", choices=[arm.name for arm in ARMS], help="run these alone")
     parser.add_argument("--minutes", type=float, help="stop where the next run would take longer than is left")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cache", type=Path, help="folder of finished runs")
+    parser.add_argument("--plan", action="store_true", help="say what is missing and how long it takes; run nothing")
     parser.add_argument("--smoke", action="store_true", help="tiny: shows that it works")
     parser.add_argument("--out", type=Path, help="folder of the results; of a smoke run by default a temporary one")
     chosen = parser.parse_args(arguments)
@@ -197,9 +203,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(text, file=sys.stderr, flush=True)
 
     asked = [arm for arm in ARMS if not chosen.arms or arm.name in chosen.arms]
-    starts = cache.folder / "starts"
-    left = work(pieces(asked, chosen.seeds, sizes, chosen.threads, starts), cache, deadline_in(chosen.minutes), tell)
-    every = {arm.name: pieces([arm], chosen.seeds, sizes, chosen.threads, starts) for arm in ARMS}
+    starts, seeds = cache.folder / "starts", chosen.seeds or list(range(2 if chosen.smoke else 5))
+    wanted = pieces(asked, seeds, sizes, chosen.threads, starts)
+    if chosen.plan:
+        print(plan(wanted, cache))
+        return
+    left = work(wanted, cache, deadline_in(chosen.minutes), tell)
+    every = {arm.name: pieces([arm], seeds, sizes, chosen.threads, starts) for arm in ARMS}
     kept = {name: [(piece, row) for piece in found if (row := cache.row(piece))] for name, found in every.items()}
     more = {
         "sizes": dataclasses.asdict(sizes),

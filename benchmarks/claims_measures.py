@@ -176,7 +176,7 @@ def scaled_rewards(rollout: Rollout, checkpoint: Path, clamp: float) -> Floats:
 
 
 def drawn(package: PolicyPackage, scene: Scene, folder: Path) -> dict[str, float]:
-    """Shares of draws, causal and uniform, over one sampled episode of every training environment."""
+    """Shares of draws, causal and uniform, over one sampled episode of every fourth training environment."""
     from agentpipe.environments.layout import Purpose
     from agentpipe.experience.quality import measure_quality
     from agentpipe.experience.record import record_trajectories
@@ -185,7 +185,7 @@ def drawn(package: PolicyPackage, scene: Scene, folder: Path) -> dict[str, float
     shard = record_trajectories(
         lambda some: scene.pool(some, Purpose.COLLECT),
         PolicyPlayer(package, greedy=False, seed=scene.seed, name="trained"),
-        environments=scene.train,
+        environments=scene.train[::4],
         table=scene.table,
         episodes_per_env=1,
         out_dir=folder,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from benchmarks import claims_measures
 from benchmarks.buffer_learning import Scene, chosen_at_random
@@ -15,8 +16,6 @@ from benchmarks.buffer_learning import Sizes as SceneSizes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agentpipe.environments.pool import LinePool
-    from agentpipe.learning.normalisation import ObservationStatistics
     from agentpipe.learning.options import TrainingOptions
     from agentpipe.learning.package import PolicyPackage
     from agentpipe.learning.result import TrainingResult
@@ -62,6 +61,8 @@ class Arm:
     """from random weights, with the recipe for it, instead of from cloned ones"""
     environments: int | None = None
     """different training environments; none = as many as there are rows"""
+    demonstrations: int = 0
+    """episodes of the expert that are all there is to clone, before the policy gradient; only with ``cold``"""
     waiting: str = ""
     """what is not there yet that it needs"""
 
@@ -91,7 +92,7 @@ def recipe(sizes: Sizes, seed: int, threads: int, *, cold: bool) -> TrainingOpti
         ppo=ppo,
         warm_up=None if cold else dataclasses.replace(chosen.warm_up, episodes=sizes.warm_up_episodes),
         replay=dataclasses.replace(chosen.replay, share=0.0),
-        aids=AidOptions(curiosity="off", dynamic_lambda="off", layer_rates="off"),
+        aids=AidOptions(curiosity="off", dynamic_lambda="off", layer_rates="off", distillation="off"),
         orchestrator=None,
         stream=None,
         budget_steps=budget,
@@ -110,9 +111,28 @@ def key_of(arm: Arm, sizes: Sizes, seed: int) -> dict[str, Any]:
     """Everything that the figures of an arm depend on, but the code."""
     from agentpipe.environments.layout import SIMULATOR_VERSION
 
-    options = options_of(arm, sizes, seed, 1).decisive()
-    more = {"environments": arm.environments, "cold": arm.cold, "seed": seed}
+    options = decisive(options_of(arm, sizes, seed, 1))
+    more: dict[str, Any] = {"environments": arm.environments, "cold": arm.cold, "seed": seed}
+    if arm.demonstrations:
+        more["demonstrations"] = arm.demonstrations
     return {"options": options, "sizes": dataclasses.asdict(sizes), "simulator": SIMULATOR_VERSION, **more}
+
+
+def decisive(options: TrainingOptions) -> dict[str, Any]:
+    """Options that a run depends on.
+
+    Thresholds of aids of which none is on, and what belongs to a replay without a share, change nothing: without them
+    a run stays the same run when one of their defaults is changed.
+    """
+    from agentpipe.learning.aids.options import Mode
+
+    content = options.decisive()
+    modes = [value for value in content["aids"].values() if value in get_args(Mode)]
+    if set(modes) == {"off"}:
+        content["aids"] = None
+    if options.replay.share == 0:
+        content["replay"] = None
+    return content
 
 
 def run(arm: Arm, sizes: Sizes, seed: int, threads: int, starts: Path) -> dict[str, Any]:
@@ -129,15 +149,15 @@ def run(arm: Arm, sizes: Sizes, seed: int, threads: int, starts: Path) -> dict[s
         KeyboardInterrupt: training was told to end; nothing of it is kept.
     """
     from agentpipe.learning.trainer import train
+    from benchmarks.claims_start import starting_weights, training_pool
 
     scene = _scene(arm, sizes, seed, threads)
     options, statistics = options_of(arm, sizes, seed, threads), scene.statistics()
-    start, cloned = None, 0
-    if options.warm_up is not None:
-        start, cloned = cloned_start(options, scene, statistics, sizes, starts)
+    start, cloned = starting_weights(arm, options, scene, statistics, starts, sizes)
     with tempfile.TemporaryDirectory(prefix="agentpipe-claims-") as name:
         folder = Path(name)
         pool = training_pool(scene, sizes.cold_rows if arm.cold else sizes.rows)
+        began = time.process_time()
         result = train(
             pool,
             statistics,
@@ -146,6 +166,7 @@ def run(arm: Arm, sizes: Sizes, seed: int, threads: int, starts: Path) -> dict[s
             initial=start,
             validate=scene.validate,
         )
+        worked = time.process_time() - began
         pool.close()
         if result.reason == "interrupted":
             raise KeyboardInterrupt
@@ -156,8 +177,9 @@ def run(arm: Arm, sizes: Sizes, seed: int, threads: int, starts: Path) -> dict[s
             "steps": cloned + result.environment_steps,
             "curve": [[cloned + update * samples, score] for update, score in result.validations],
             "stopped_by": result.reason,
-            "steps_per_second": round(result.steps_per_second),
             "train_seconds": round(result.seconds, 1),
+            "processor_seconds": round(worked, 1),
+            "steps_per_processor_second": round(result.environment_steps / worked),
             **judged(result.package, scene, sizes),
             **_measured(result, options, scene, sizes, folder),
         }
@@ -167,65 +189,6 @@ def _scene(arm: Arm, sizes: Sizes, seed: int, threads: int) -> Scene:
     rows = sizes.cold_rows if arm.cold else sizes.rows
     environments = min(arm.environments or rows, rows)
     return Scene(seed, SceneSizes(environments, sizes.validation, sizes.validation_episodes), threads)
-
-
-def training_pool(scene: Scene, rows: int) -> LinePool:
-    """``rows`` environments side by side; where there are fewer different ones, copies play later episodes of theirs.
-
-    So arms with fewer environments have batches and updates of the same size.
-    """
-    from agentpipe.environments.fixed import build_fixed
-    from agentpipe.environments.gym_env import COPY_STRIDE
-    from agentpipe.environments.gym_line import copies
-    from agentpipe.environments.layout import Purpose
-    from agentpipe.environments.pool import LinePool
-
-    train = scene.train
-    if rows == len(train):
-        return scene.pool(train, Purpose.TRAIN)
-    chosen = [train[row % len(train)] for row in range(rows)]
-    names = tuple(environment.environment_id for environment in chosen)
-    first = COPY_STRIDE * copies(names)
-
-    class Copied(LinePool):
-        """Every reset goes to a copy's own episodes."""
-
-        def reset(self, episode: Any = 0) -> None:  # noqa: ANN401 - as its base class: a number or an array
-            super().reset(first + episode)
-
-    fixed = build_fixed(chosen, scene.table, scene.profile, seed=scene.seed, purpose=Purpose.TRAIN)
-    return Copied(fixed, names, threads=scene.threads)
-
-
-def cloned_start(
-    options: TrainingOptions, scene: Scene, statistics: ObservationStatistics, sizes: Sizes, starts: Path
-) -> tuple[PolicyPackage, int]:
-    """The weights that arms of this network and seed begin with, and how many expert steps they cost.
-
-    What an arm changes of the policy gradient does not reach the cloning: it is the recipe's.
-    """
-    from agentpipe.environments.demonstrator import DemonstratorPlayer
-    from agentpipe.environments.layout import SIMULATOR_VERSION
-    from agentpipe.learning.package import PolicyPackage
-    from agentpipe.learning.trainer import train
-    from agentpipe.storage import canonical_json, digest_bytes, read_json, write_json
-
-    plain = recipe(sizes, scene.seed, 1, cold=False)
-    chosen = dataclasses.replace(plain, network=options.network, warm_up=options.warm_up, budget_steps=0)
-    key = [chosen.decisive(), len(scene.train), sizes.rows, SIMULATOR_VERSION]
-    folder = starts / digest_bytes(canonical_json(key))[:24]
-    if not (folder / "steps.json").exists():
-        chosen = dataclasses.replace(chosen, threads=options.threads)
-        with tempfile.TemporaryDirectory(prefix="agentpipe-claims-start-") as name:
-            pool = training_pool(scene, sizes.rows)
-            made = train(pool, statistics, chosen, directory=Path(name), expert=DemonstratorPlayer())
-            pool.close()
-        if made.reason == "interrupted":
-            raise KeyboardInterrupt
-        assert made.warm_up is not None
-        made.package.save(folder / "package")
-        write_json(folder / "steps.json", made.warm_up.samples)  # last: it says that the package is there
-    return PolicyPackage.load(folder / "package"), int(read_json(folder / "steps.json"))
 
 
 def judged(package: PolicyPackage, scene: Scene, sizes: Sizes) -> dict[str, float]:

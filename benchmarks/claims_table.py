@@ -81,6 +81,7 @@ def orchestrated(options: TrainingOptions) -> TrainingOptions:
 
 
 DEFAULT, COLD = "default", "default, random weights"
+DEMONSTRATED = "50 demonstrations, else random weights"
 STANDARD = "standard profile"
 """no arm: whole main jobs, measured by ``benchmarks.seeds``"""
 ONE_CLIP = ppo(clip=(0.2,) * 4, normalise="batch")
@@ -89,18 +90,24 @@ ARMS = (
     Arm(DEFAULT, same),
     Arm("one clip range", ONE_CLIP),
     Arm("credit cut", ppo(credit="segment")),
-    Arm("fusion, unit head", network(encoder="fusion", actor_head="unit")),
-    Arm("fusion, linear head", network(encoder="fusion", actor_head="linear")),
-    Arm("plain MLP", network(encoder="mlp", actor_head="linear")),
+    Arm("fusion, unit head", network(encoder="fusion", actor_head="unit", perception=0)),
+    Arm("fusion, linear head", network(encoder="fusion", actor_head="linear", perception=0)),
+    Arm("plain MLP", network(encoder="mlp", actor_head="linear", perception=0)),
+    Arm("perception", network(perception=48)),
+    Arm("no perception", network(perception=0)),
+    Arm("memory", network(memory=32)),
+    Arm("no memory", network(memory=0)),
     Arm("3,000 environments", same, environments=3_000),
     Arm("1,000 environments", same, environments=1_000),
     Arm("dynamic lambda", aids(dynamic_lambda="always")),
     Arm("layer-wise rates", aids(layer_rates="always")),
     Arm("curiosity", aids(curiosity="always")),
-    Arm("orchestrator", orchestrated, waiting="the orchestrator"),
+    Arm("orchestrator", orchestrated),
+    Arm("distillation", aids(distillation="always"), waiting="no training fine-tunes by itself yet"),
     Arm(COLD, same, cold=True),
     Arm("one clip range, random weights", ONE_CLIP, cold=True),
     Arm("curiosity, random weights", aids(curiosity="always"), cold=True),
+    Arm(DEMONSTRATED, same, cold=True, demonstrations=50),
 )
 
 # ---------------------------------------------------------------------------------------------- what is measured
@@ -296,10 +303,14 @@ CLAIMS = (
     *helps("S7", "orchestrator", "orchestrator"),
     *more_environments("3,000 environments"),
     *more_environments("1,000 environments"),
+    *helps("S12", "perception", "perception", "no perception"),
+    *helps("S8", "recurrent memory", "memory", "no memory"),
     *helps("S10", "dynamic lambda", "dynamic lambda"),
     *helps("S10", "layer-wise rates", "layer-wise rates"),
     *helps("S10", "curiosity", "curiosity"),
     *helps("S10", "curiosity, from random weights", "curiosity, random weights", COLD, COLD_TARGET),
+    *helps("S10", "50 demonstrations cloned, against random weights", DEMONSTRATED, COLD, COLD_TARGET),
+    *helps("S10", "distillation", "distillation"),
     Claim(
         "S20",
         "trained policy over the rules: simulated time of a decision",

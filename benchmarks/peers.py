@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.measure import results_folder, stamp, store, usable_cores
 from benchmarks.peers_report import best_of, section
 from benchmarks.peers_run import TRIAL_SEED, as_run, key_of, probe, race, trial
-from benchmarks.peers_settings import CONTESTANTS, MASKABLE, PLAIN, SMOKE, Sizes
-from benchmarks.resumable import Cache, Piece, cache_folder, deadline_in, say_what_is_left, work
+from benchmarks.peers_settings import CONTESTANTS, MASKABLE, PLAIN, SMOKE, WITH_MASK, Sizes
+from benchmarks.resumable import Cache, Piece, cache_folder, deadline_in, plan, say_what_is_left, work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from benchmarks.peers_settings import Contestant
 
@@ -113,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """``python -m benchmarks.peers``."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--plan", action="store_true", help="say what is missing and how long it takes; run nothing")
     parser.add_argument("--minutes", type=float, help="stop where the next training would take longer than is left")
     parser.add_argument("--only", nargs="+", choices=[one.name for one in CONTESTANTS], help="run these alone")
     parser.add_argument("--cache", type=Path, help="folder of finished trainings")
@@ -127,8 +128,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    contestants, skipped = available(origin)
-    asked = [one for one in contestants if not chosen.only or one.name in chosen.only]
+    wished = chosen.only or [one.name for one in CONTESTANTS]
+    if chosen.plan:
+        print(planned([one for one in CONTESTANTS if one.name in wished], chosen.seeds, sizes, cores, cache))
+        return
+    contestants, skipped = available(origin, wished)
+    asked = [one for one in contestants if one.name in wished]
     deadline = deadline_in(chosen.minutes)
     left = work(trials(asked, sizes, cores), cache, deadline, tell)
     tried = complete(contestants, sizes, cores, cache)
@@ -156,10 +161,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say_what_is_left(left, cache, tell)
 
 
-def available(origin: dict[str, Any]) -> tuple[list[Contestant], dict[str, str]]:
-    """Those that can be had, and why the others cannot; ``origin`` is told of versions."""
+def planned(asked: Sequence[Contestant], seeds: Sequence[int], sizes: Sizes, cores: int, cache: Cache) -> str:
+    """What is missing; where trials are, the first setting stands for the one that they will choose."""
+    tried = complete(asked, sizes, cores, cache)
+    guess = [{"success": {WITH_MASK: 0.0}, "threads": 1}]
+    runs = races(asked, {one.name: tried[one.name] or guess for one in asked}, seeds, sizes, cores)
+    return plan([*trials(asked, sizes, cores), *by_seed([runs[one.name] for one in asked])], cache)
+
+
+def available(origin: dict[str, Any], wished: Collection[str]) -> tuple[list[Contestant], dict[str, str]]:
+    """Those that can be had, and why the others cannot; ``origin`` is told of versions.
+
+    Others' packages are fetched only where one of theirs is wished; figures that are kept need none.
+    """
     from benchmarks import peers_sb3
 
+    if {PLAIN, MASKABLE}.isdisjoint(wished):
+        return list(CONTESTANTS), {}
     if why_not := peers_sb3.make_importable():
         others = [one for one in CONTESTANTS if one.name not in (MASKABLE, PLAIN)]
         return others, {f"{PLAIN} and {MASKABLE}": why_not}

@@ -139,3 +139,17 @@ def cache_folder(name: str, given: Path | None) -> Path:
     """``given``, else ``$AGENTPIPE_CACHE`` or ``~/.cache/agentpipe``, then ``benchmarks`` and ``name``."""
     root = os.environ.get("AGENTPIPE_CACHE") or Path.home() / ".cache" / "agentpipe"
     return given or Path(root) / "benchmarks" / name
+
+
+def plan(pieces: Sequence[Piece], cache: Cache) -> str:
+    """What is there and what is missing, by kind, with about how long it takes; nothing is made."""
+    lines, total = [], 0.0
+    different = list({piece.digest: piece for piece in pieces}.values())
+    for kind in dict.fromkeys(piece.kind for piece in different):
+        some = [piece for piece in different if piece.kind == kind]
+        missing = [piece for piece in some if not cache.has(piece)]
+        seconds = sum(cache.expected(piece) for piece in missing)
+        total += seconds
+        each = f", {seconds / len(missing):.0f} s each" if missing else ""
+        lines.append(f"{kind}: {len(some) - len(missing)} of {len(some)} are there{each}")
+    return "\n".join([*lines, f"in all about {total / 60:.0f} minutes are left; finished ones: {cache.folder}"])
