@@ -33,6 +33,10 @@ DESCRIPTIONS: dict[str, tuple[int, str]] = {
     "advantage_mean": (4, "The critic is not biased: raw advantages average near zero."),
     "circuit_breaker": (4, "Training was not broken off by a collapsing policy or an exploding value loss."),
     "plateau": (4, "Validation success still rose in its last third, or had reached the target."),
+    "rewards": (
+        4,
+        "Rewards are of the right size, push and pull in balance, and change with what they are declared by.",
+    ),
     "beats_random": (5, "On the same hold-out environments the policy beats random legal actions."),
     "success": (5, "Hold-out success reaches the limit below which no bundle is made."),
     "success_target": (5, "Hold-out success reaches the target."),

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from agentpipe.errors import EvaluationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from agentpipe.learning.gates import GateFigure
     from agentpipe.settings import GateSettings
 
 Severity = Literal["warn", "error"]
@@ -24,7 +25,7 @@ CHECK_NAMES: dict[int, tuple[str, ...]] = {
     1: ("reset_p99", "start_success", "slow_resets"),
     2: ("actor_loss", "critic_error", "gradient_norm"),
     3: ("write_throughput", "influence_coverage", "buffer_size", "idle_steps"),
-    4: ("entropy", "advantage_mean", "plateau"),
+    4: ("entropy", "advantage_mean", "plateau", "rewards"),
     5: ("beats_random", "success", "success_target", "decision_time", "failures_attributed"),
     6: ("checkpoint_size", "latency", "operators", "parity"),
 }
@@ -272,6 +273,30 @@ def training_gate(figures: Mapping[str, Any], gates: GateSettings) -> tuple[Gate
     remedy = "raise lambda or the curiosity bonus, fine-tune on the hardest environments, or stop here"
     results.append(GateResult(4, "plateau", passed, "warn", gain, gates.plateau_improvement, remedy, notes))
     return tuple(results)
+
+
+def rewards_gate(judged: Sequence[GateFigure], notes: Sequence[str] = ()) -> GateResult:
+    """Gate 4, the discipline of rewards (S11); warns.
+
+    Args:
+        judged: Range, clamped share, signs of the advantages, reward gradients; see
+            :mod:`agentpipe.learning.reward_checks`.
+        notes: What is not judged.
+
+    Returns:
+        How many of the figures do not pass, and which; the remedy is that of the first. Not passed where nothing was
+        judged.
+    """
+    shown: dict[str, Any] = {figure.name: figure.value for figure in judged}
+    shown |= {name: said for name, _, said in (note.partition(": ") for note in notes)}
+    if not judged:
+        return GateResult(4, "rewards", False, "warn", None, 0.0, "no update was made that could be judged", shown)
+    short = [figure for figure in judged if figure.status != "pass"]
+    finite = all(math.isfinite(figure.value) for figure in judged)
+    shown["short"] = ", ".join(figure.name for figure in short) or "none"
+    remedy = f"{short[0].name}: {short[0].remedy}" if short else "nothing to do"
+    severity: Severity = "warn" if finite else "error"
+    return GateResult(4, "rewards", not short, severity, float(len(short)), 0.0, remedy, shown)
 
 
 # Gate 5 ------------------------------------------------------------------------------------------------------------

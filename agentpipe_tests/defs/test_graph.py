@@ -61,6 +61,7 @@ CHECKS = """
     policy_checkpoint        entropy                blocks
     policy_checkpoint        gradient_norm          blocks
     policy_checkpoint        plateau                blocks
+    policy_checkpoint        rewards                blocks
     trajectories             buffer_size            blocks
     trajectories             idle_steps             blocks
     trajectories             influence_coverage     blocks

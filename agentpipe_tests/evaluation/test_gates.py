@@ -12,9 +12,11 @@ from agentpipe.evaluation.gates import (
     evaluation_gate,
     plateau_gain,
     pool_gate,
+    rewards_gate,
     training_gate,
     warmup_gate,
 )
+from agentpipe.learning.reward_checks import range_figures, sign_figure
 from agentpipe.settings import GateSettings
 from agentpipe.storage import canonical_json
 
@@ -22,6 +24,7 @@ GATES = GateSettings()
 POOL = {"reset_p99_ms": 12.0, "start_success": 1.0, "slow_reset_share": 0.0}
 WARMUP = {"actor_loss": 0.4, "critic_mae": 0.2, "gradient_norm_median": 0.5}
 TRAINING = {"entropy": 0.5, "advantage_mean": 0.01, "validation_curve": [0.5, 0.6, 0.7, 0.8, 0.85, 0.88]}
+REWARDS = (*range_figures(0.99, 0.01), sign_figure(1.0))
 BUNDLE = {
     "checkpoint_bytes": 2e6, "champion_checkpoint_bytes": None, "latency_p99_ms": 0.5, "unsupported_operators": [],
     "parity_max_abs_diff": 1e-7, "parity_value_max_rel_diff": 1e-6,
@@ -55,7 +58,7 @@ def verdicts(results):
         (1, pool_gate(POOL, GATES)),
         (2, warmup_gate(WARMUP, GATES)),
         (3, buffer_gate(BUFFER, BUFFER, GATES)),
-        (4, training_gate(TRAINING, GATES)),
+        (4, (*training_gate(TRAINING, GATES), rewards_gate(REWARDS))),
         (5, evaluation_gate(evaluated(), ATTRIBUTED, GATES)),
         (6, bundle_gate(BUNDLE, GATES)),
     ],
@@ -144,6 +147,25 @@ def test_a_figure_that_is_not_finite_is_always_an_error(gate, figures, name, val
     results = gate({**figures, name: value}, GATES)
     assert blocking(results)
     canonical_json([result.to_dict() for result in results])
+
+
+def test_rewards_that_keep_no_discipline_warn_and_are_named():
+    short = rewards_gate((*range_figures(0.9, 0.01), sign_figure(1.3)), ["reward gradient of step: not measured"])
+    assert (short.passed, short.severity, short.value, short.threshold) == (False, "warn", 2.0, 0.0)
+    assert short.remedy == "rewards within 10: scale the environment's reward down"
+    assert short.metadata == {
+        "rewards within 10": 0.9,
+        "clamped rewards": 0.01,
+        "positive to negative advantages": 1.3,
+        "reward gradient of step": "not measured",
+        "short": "rewards within 10, positive to negative advantages",
+    }
+
+
+def test_rewards_that_are_no_numbers_are_an_error_and_none_at_all_are_not_good():
+    assert blocking([rewards_gate((sign_figure(math.nan),))])
+    nothing = rewards_gate(())
+    assert (nothing.passed, nothing.severity, nothing.value) == (False, "warn", None)
 
 
 def test_a_validation_that_is_not_finite_is_an_error():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentpipe.settings import GateSettings
 
 WARM_UP = ("actor_loss", "critic_error", "gradient_norm")
-TRAINING = ("entropy", "advantage_mean", "plateau", "circuit_breaker")
+TRAINING = ("entropy", "advantage_mean", "plateau", "rewards", "circuit_breaker")
 
 
 def training_specs() -> list[dg.AssetCheckSpec]:
@@ -35,7 +35,7 @@ def training_gates(trained: TrainingResult, gates: GateSettings) -> list[GateRes
         "advantage_mean": last.get("losses/advantage_mean", math.nan),
         "validation_curve": [score for _, score in trained.validations],
     }
-    trainings = [*training_gate(figures, gates), _breaker(trained)]
+    trainings = [*training_gate(figures, gates), _rewards(trained), _breaker(trained)]
     warm_up = trained.warm_up
     if warm_up is None:
         return [*not_held("no warm-up: it starts from the champion's weights"), *trainings]
@@ -45,6 +45,22 @@ def training_gates(trained: TrainingResult, gates: GateSettings) -> list[GateRes
         "gradient_norm_median": warm_up.gradient_norm_median,
     }
     return [*warmup_gate(cloned, gates), *trainings]
+
+
+def _rewards(trained: TrainingResult) -> GateResult:
+    """Rewards of the last update, and how they changed over the newest live shard that holds its full records."""
+    from agentpipe.evaluation.gates import rewards_gate
+    from agentpipe.experience.store.shard import is_shrunk, open_shard
+    from agentpipe.learning.aids.reward_watch import reward_figures
+    from agentpipe.learning.reward_checks import check_shard
+
+    judged = reward_figures(trained.update_log[-1]) if trained.update_log else ()
+    shard = next((path for path in reversed(trained.shards) if not is_shrunk(path)), None)
+    if shard is None:
+        return rewards_gate(judged, ["reward gradients: not measured, no live shard holds its full records"])
+    report = check_shard(open_shard(shard))
+    gradients = [figure for figure in report.figures if figure.name.startswith("reward gradient")]
+    return rewards_gate([*judged, *gradients], report.notes)
 
 
 def _breaker(trained: TrainingResult) -> GateResult:
