@@ -5,7 +5,8 @@ With x_k the outcome of the k-th episode of an environment and a = :data:`RATE`,
     m_k = (1 - a) m_(k-1) + a x_k,    estimate = m_k / (1 - (1 - a)^k)
 
 whose weights sum to one from the first episode on (as in Kingma and Ba, 2015). It looks back over about 2 / a episodes:
-a policy that learns makes what was hard a while ago easy.
+a policy that learns makes what was hard a while ago easy. Episodes that the orchestrator gave another disturbance do
+not count: they tell of that disturbance, not of the environment.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentpipe.environments.pool import LinePool
+    from agentpipe.learning.aids.base import Knobs
     from agentpipe.learning.rollout import Rollout
     from agentpipe.learning.tensors import Arrays
 
@@ -40,13 +42,20 @@ class Difficulty(Aid):
     def __init__(self) -> None:
         super().__init__()
         self.met = Met.of(0)
+        self._steered: npt.NDArray[np.bool_] | None = None
+
+    def before(self, knobs: Knobs, pool: LinePool) -> None:
+        """Sees which environments are in an episode that was steered."""
+        del knobs
+        self._steered = _steered(pool)
 
     def collected(self, rollout: Rollout, pool: LinePool) -> None:
-        """Adds the episodes that ended in the rollout."""
-        del pool
+        """Adds the episodes that ended in the rollout, but of environments that were steered at its start or end."""
         if len(self.met.episodes) != rollout.size:
             self.met = Met.of(rollout.size)
-        done = rollout.done
+        done, now = rollout.done, _steered(pool)
+        if self._steered is not None and now is not None:
+            done &= ~(self._steered | now)
         for t in range(rollout.steps):
             self.met.add(np.flatnonzero(done[t]), rollout.success[t], rollout.total[t])
 
@@ -58,6 +67,12 @@ class Difficulty(Aid):
         """The inverse of :meth:`state`."""
         del content
         self.met = Met.restored(arrays)
+
+
+def _steered(pool: LinePool) -> npt.NDArray[np.bool_] | None:
+    """bool[N], the running episode has another disturbance than its environment; none = such a pool has none."""
+    compound = getattr(pool, "compound", None)
+    return None if compound is None else compound.any(axis=1)
 
 
 class Met:

@@ -1,9 +1,12 @@
 """Which environments are hard: exponential means against a loop, and the order of the hardest."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from agentpipe.errors import LearningError
+from agentpipe.learning.aids.base import Knobs
 from agentpipe.learning.aids.difficulty import RATE, Difficulty, Met, hardest
 from agentpipe_tests.learning.aids.told import copied, rollout_of
 
@@ -29,6 +32,19 @@ def test_means_equal_weights_that_sum_to_one():
         success, total = np.average(seen, axis=0, weights=weight)
         assert aid.met.success_rate[n] == pytest.approx(success)
         assert aid.met.mean_return[n] == pytest.approx(total, abs=1e-6)
+
+
+def test_steered_episodes_do_not_count():
+    """Environment 1 is steered at the start of the rollout, 3 at its end, the others never."""
+    aid, rollout = Difficulty(), played(0)
+    pool = SimpleNamespace(compound=np.zeros((5, 3), np.uint8))
+    pool.compound[1, 2] = 4
+    aid.before(Knobs(0.1, 0.2, 0.95), pool)
+    pool.compound[:] = 0
+    pool.compound[3, 0] = 1
+    ended = rollout.done.sum(axis=0)
+    aid.collected(rollout, pool)
+    assert aid.met.episodes.tolist() == [ended[0], 0, ended[2], 0, ended[4]]
 
 
 def test_one_episode_is_its_own_mean():
