@@ -7,7 +7,7 @@ time because every order has a deadline. So the Gymnasium box is neither infinit
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,15 +62,19 @@ _LIMITS: Final[dict[str, tuple[float, float]]] = {
 """By feature, else by block; what is not named lies in 0 … 1."""
 
 
-def observation_bounds(fixed: Fixed) -> tuple[Float32, Float32]:
+class Bounds(NamedTuple):
+    """Lowest and highest value of every feature, f32[D] each, in the order of ``layout.OBSERVATION_NAMES``."""
+
+    low: Float32
+    high: Float32
+
+
+def observation_bounds(fixed: Fixed) -> Bounds:
     """Lowest and highest value of every observation feature.
 
     Args:
         fixed: see :func:`agentpipe.environments.fixed.build_fixed`. Only what comes from the line profile is looked at,
             so the bounds are the same for all environments of one profile.
-
-    Returns:
-        f32[D] and f32[D] in the order of :data:`layout.OBSERVATION_NAMES`.
     """
     limits = [_LIMITS.get(name, _LIMITS.get(name.partition(".")[0], (0.0, 1.0))) for name in OBSERVATION_NAMES]
     low, high = (np.array(side) for side in zip(*limits, strict=True))
@@ -78,7 +82,7 @@ def observation_bounds(fixed: Fixed) -> tuple[Float32, Float32]:
     for block in ("reading", "mean"):
         rows = [index for index, name in enumerate(OBSERVATION_NAMES) if name.startswith(f"{block}.")]
         low[rows], high[rows] = -readings, readings
-    return low.astype(np.float32), high.astype(np.float32)
+    return Bounds(low.astype(np.float32), high.astype(np.float32))
 
 
 def _reading_limits(fixed: Fixed) -> Float64:

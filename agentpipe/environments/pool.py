@@ -13,6 +13,7 @@ from agentpipe.environments import kernel, state
 from agentpipe.environments.compound import Compounds
 from agentpipe.environments.fixed import build_fixed
 from agentpipe.environments.layout import ACTION_COUNT, ACTION_NAMES, OBSERVATION_NAMES, Purpose
+from agentpipe.environments.observation_bounds import observation_bounds
 from agentpipe.errors import ActionError, NonFiniteError, SimulationError
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class LinePool:
         compound: u8[N, 3], the compound that it is, see :mod:`compound`; zeros = the row of the environment itself.
         compounds: what compounds are here; None: this pool's environments keep the disturbances of their rows.
         observation: f32[N, D], see :data:`layout.OBSERVATION_NAMES`.
+        observation_space: bounds of one environment's observation, equal for all of them.
         mask: bool[N, A], the legal actions; never empty.
         segment: i8[N], index into :data:`layout.SEGMENTS`.
         last_action: i64[N]; ``ACTION_COUNT`` at the start of an episode.
@@ -105,6 +107,7 @@ class LinePool:
         self.names = tuple(names)
         self._fixed = fixed
         self.fingerprints, self.compound, self.compounds = fixed.fingerprint, fixed.compound, compounds
+        self.observation_space = observation_bounds(fixed)
         self._hidden = state.allocate_hidden(self.size)
         self._plant = state.allocate_plant(self.size)
         self._visible = state.allocate_visible(self.size)

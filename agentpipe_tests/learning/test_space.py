@@ -5,7 +5,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from agentpipe.environments.catalog import load_catalog
+from agentpipe.environments.datafiles import data_dir
+from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_NAMES, OBSERVATION_SIZE, Purpose
+from agentpipe.environments.line_profile import default_profile
+from agentpipe.environments.pool import build_pool
+from agentpipe.environments.table import load_table
 from agentpipe.errors import NonFiniteError, SimulationError
+from agentpipe.learning.network import PolicyNetwork
+from agentpipe.learning.options import NetworkOptions
 from agentpipe.learning.rollout import Rollout, collect
 from agentpipe.learning.space import Space, declared_space
 from agentpipe.learning.trainer import train
@@ -80,6 +88,22 @@ def test_collecting_stops_at_the_first_observation_outside(truncating):
         collect(Declared(8, truncating=truncating), net, rollout, np.random.default_rng(0), Workers(1), step=100)
     where = {"environment": "tiny-5", "field": "observation 2", "step": 107 if truncating else 108}
     assert caught.value.where == where
+
+
+def test_the_built_in_line_is_held_against_its_own_bounds():
+    """Ten minutes more than any order can last, in the third environment."""
+    environments = load_catalog().spread("train", 5)
+    pool = build_pool(
+        environments, load_table(data_dir() / "disturbances.csv"), default_profile(), seed=0, purpose=Purpose.TRAIN
+    )
+    elapsed = OBSERVATION_NAMES.index("clock.elapsed")
+    pool.observation[2, elapsed] = pool.observation_space.high[elapsed] + 10
+    net = PolicyNetwork(OBSERVATION_SIZE, ACTION_COUNT, NetworkOptions(hidden=(8,)))
+    rollout = Rollout(2, 5, net.encoded_size, ACTION_COUNT)
+    with pytest.raises(SimulationError, match="40 is above 30") as caught:
+        collect(pool, net, rollout, np.random.default_rng(0), Workers(1))
+    name = environments[2].environment_id
+    assert caught.value.where == {"environment": name, "field": "observation clock.elapsed", "step": 0}
 
 
 def test_training_keeps_the_last_good_checkpoint(tmp_path):
