@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentpipe.storage import read_json
 from benchmarks.claims_run import SMOKE, Sizes, key_of, run
-from benchmarks.claims_table import ARMS, CLAIMS, COLD_TARGET, STANDARD, TARGET
-from benchmarks.claims_verdict import RULE, UNMEASURED, Estimate, estimate, spread, steps_to, verdict
+from benchmarks.claims_table import ARMS, CLAIMS, COLD_TARGET, STANDARD, TARGET, learned_to
+from benchmarks.claims_verdict import RULE, UNMEASURED, Estimate, estimate, spread, verdict
 from benchmarks.measure import results_folder, stamp, store
 from benchmarks.resumable import Cache, Piece, cache_folder, deadline_in, plan, say_what_is_left, work
 from benchmarks.seeds import interval
@@ -42,9 +42,9 @@ FORMS: dict[str, tuple[Callable[[float], str], str]] = {
     "level": (lambda value: f"{value:.1%}", ""),
 }
 WHAT_WAS_TRAINED = (
-    "What was trained. Steps: environment steps until the validation split shows the target, cloned ones included."
-    " Steps/s: those of the policy gradient over the processor seconds of all threads, looks at the validation split"
-    " included."
+    "What was trained. Steps: environment steps of the policy gradient until the validation split shows the target;"
+    " cloned ones before do not count. Steps/s: those of the policy gradient over the processor seconds of all threads,"
+    " looks at the validation split included."
 )
 _WARM, _COLD = 160.0, 110.0
 """expected seconds of a run, before one was made"""
@@ -166,7 +166,7 @@ def _arm_line(arm: Arm, found: Mapping[int, Mapping[str, Any]]) -> str:
     rows = list(found.values())
     mean, low, high = interval([row["success"] for row in rows])
     deviation = f"{100 * statistics.stdev(row['success'] for row in rows):.2f} points" if len(rows) > 1 else "–"
-    reached = [steps_to(row["curve"], COLD_TARGET if arm.cold else TARGET) for row in rows]
+    reached = [learned_to(row, COLD_TARGET if arm.cold else TARGET) for row in rows]
     there = [steps for steps in reached if steps is not None]
     steps = f"{statistics.fmean(there) / 1e6:.2f} M" if there else "–"
     if len(there) < len(reached):

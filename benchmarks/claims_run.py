@@ -29,9 +29,9 @@ class Sizes:
 
     rows: int = 7_000
     """environments side by side"""
-    warm_up_episodes: int = 80_000
+    warm_up_episodes: int = 60_000
     """expert episodes cloned before the policy gradient"""
-    budget: int = 5_000_000
+    budget: int = 3_500_000
     """steps of the policy gradient"""
     cold_rows: int = 2_048
     """side by side, from random weights"""
@@ -39,7 +39,7 @@ class Sizes:
     """steps from random weights"""
     validation: int = 245
     validation_episodes: int = 16
-    looks: int = 14
+    looks: int = 16
     """at the validation split, evenly over the budget"""
     holdout: int = 3_000
     holdout_episodes: int = 2
@@ -148,6 +148,13 @@ def run(arm: Arm, sizes: Sizes, seed: int, threads: int, starts: Path) -> dict[s
     Raises:
         KeyboardInterrupt: training was told to end; nothing of it is kept.
     """
+    from agentpipe.learning.workers import single_threaded_torch
+
+    with single_threaded_torch():  # as in training: on several threads torch adds in another order
+        return _run(arm, sizes, seed, threads, starts)
+
+
+def _run(arm: Arm, sizes: Sizes, seed: int, threads: int, starts: Path) -> dict[str, Any]:
     from agentpipe.learning.trainer import train
     from benchmarks.claims_start import starting_weights, training_pool
 

@@ -113,14 +113,27 @@ ARMS = (
 # ---------------------------------------------------------------------------------------------- what is measured
 
 
+def learned_to(row: Row, target: float) -> float | None:
+    """Steps of the policy gradient until the curve of ``row`` shows ``target``; ``None`` where it never does.
+
+    What was cloned before does not count: the two arms of a claim cloned equally much, and the more of it there is in
+    both, the nearer to one their ratio would be.
+    """
+    found = steps_to(row["curve"], target)
+    return None if found is None else found - row["cloned_steps"]
+
+
 def steps(target: float) -> Callable[[Row, Row], Value | None]:
-    """Steps to ``target`` with the technique over those without, cloned ones included."""
+    """Steps of the policy gradient to ``target`` with the technique over those without."""
 
     def value(mine: Row, other: Row) -> Value | None:
-        reached = [steps_to(row["curve"], target) for row in (mine, other)]
+        reached = [learned_to(row, target) for row in (mine, other)]
         if reached == [None, None]:
             return None
-        one, two = (row["steps"] if found is None else found for row, found in zip((mine, other), reached, strict=True))
+        one, two = (
+            row["steps"] - row["cloned_steps"] if found is None else found
+            for row, found in zip((mine, other), reached, strict=True)
+        )
         return Value(max(one, 1.0) / max(two, 1.0), None in reached)
 
     return value

@@ -19,7 +19,7 @@ WITH_MASK, REPLACED = "most probable allowed action", "forbidden actions replace
 class Sizes:
     """How large the race is."""
 
-    steps: int = 1_500_000
+    steps: int = 2_000_000
     """environment steps after which all are compared"""
     seconds: float = 180.0
     """of training after which all are compared"""

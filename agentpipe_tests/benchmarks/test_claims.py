@@ -113,7 +113,8 @@ def test_a_target_may_be_reached_at_once_or_never():
 
 
 def test_where_one_arm_does_not_arrive_its_budget_is_a_bound():
-    there, not_there = {"curve": [[100, 0.9]], "steps": 400}, {"curve": [[100, 0.1]], "steps": 400}
+    there = {"curve": [[150, 0.9]], "steps": 450, "cloned_steps": 50}
+    not_there = {"curve": [[150, 0.1]], "steps": 450, "cloned_steps": 50}
     assert steps(0.85)(there, not_there) == (0.25, True)
     assert steps(0.85)(not_there, there) == (4.0, True)
     assert steps(0.85)(there, there) == (1.0, False)
@@ -199,6 +200,7 @@ def row(arm, seed, success, reached, **more):
     figures = {
         "curve": [[0, 0.5], [reached, 0.85]],
         "steps": 2_000_000,
+        "cloned_steps": 0,
         "entropy_mean": 0.5,
         "entropy_deviation": 0.4,
         "steps_per_processor_second": 30_000,
