@@ -143,8 +143,10 @@ def _what_was_done(sizes: Mapping[str, Any]) -> str:
         f" policy of the best look, greedy, {sizes['holdout']:,} held-out environments × {sizes['holdout_episodes']}"
         " episodes. *Reach*: how much of one unit of reward that execute pays arrives in the advantage of identify"
         " (slope of the one on the other, sampled play), with GAE over the whole episode over that with GAE cut at the"
-        " borders of segments; field reports do not say how theirs was measured. The standard profile's success is that"
-        " of whole main jobs (`python -m benchmarks.seeds`)."
+        " borders of segments; field reports do not say how theirs was measured. *50 demonstrations*: one recorded"
+        " episode of the expert in each of 50 environments, learned from in several passes. *Distillation* spends the"
+        " last two sevenths of the same budget on the hardest training environments alone. The standard profile's"
+        " success is that of whole main jobs (`python -m benchmarks.seeds`)."
     )
 
 

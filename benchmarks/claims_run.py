@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from agentpipe.learning.options import TrainingOptions
     from agentpipe.learning.package import PolicyPackage
-    from agentpipe.learning.result import TrainingResult
 
     Change = Callable[[TrainingOptions], TrainingOptions]
 
@@ -156,6 +155,7 @@ def run(arm: Arm, sizes: Sizes, seed: int, threads: int, starts: Path) -> dict[s
 
 def _run(arm: Arm, sizes: Sizes, seed: int, threads: int, starts: Path) -> dict[str, Any]:
     from agentpipe.learning.trainer import train
+    from benchmarks.claims_distilled import distilled
     from benchmarks.claims_start import starting_weights, training_pool
 
     scene = _scene(arm, sizes, seed, threads)
@@ -178,6 +178,10 @@ def _run(arm: Arm, sizes: Sizes, seed: int, threads: int, starts: Path) -> dict[
         if result.reason == "interrupted":
             raise KeyboardInterrupt
         samples = options.ppo.rollout_steps * pool.size
+        more: dict[str, Any] = {}
+        package = result.package
+        if options.aids.distillation != "off":
+            package, more = distilled(result, options, scene, folder / "distilled")
         return {
             "seed": seed,
             "cloned_steps": cloned,
@@ -187,8 +191,9 @@ def _run(arm: Arm, sizes: Sizes, seed: int, threads: int, starts: Path) -> dict[
             "train_seconds": round(result.seconds, 1),
             "processor_seconds": round(worked, 1),
             "steps_per_processor_second": round(result.environment_steps / worked),
-            **judged(result.package, scene, sizes),
-            **_measured(result, options, scene, sizes, folder),
+            **more,
+            **judged(package, scene, sizes),
+            **_measured(package, result.checkpoint, options, scene, sizes, folder),
         }
 
 
@@ -227,14 +232,14 @@ def judged(package: PolicyPackage, scene: Scene, sizes: Sizes) -> dict[str, floa
 
 
 def _measured(
-    result: TrainingResult, options: TrainingOptions, scene: Scene, sizes: Sizes, folder: Path
+    package: PolicyPackage, checkpoint: Path, options: TrainingOptions, scene: Scene, sizes: Sizes, folder: Path
 ) -> dict[str, float]:
     """Reach, spread of entropy, shares of draws, and of the orchestrator's moves."""
-    played = claims_measures.sampled(result.package, scene, sizes.sampled_steps)
-    reward = claims_measures.scaled_rewards(played, result.checkpoint, options.ppo.reward_clamp)
+    played = claims_measures.sampled(package, scene, sizes.sampled_steps)
+    reward = claims_measures.scaled_rewards(played, checkpoint, options.ppo.reward_clamp)
     return {
-        **claims_measures.entropy_spread(result.package, played),
+        **claims_measures.entropy_spread(package, played),
         **claims_measures.reach(played, reward, options.ppo),
-        **claims_measures.drawn(result.package, scene, folder / "drawn"),
+        **claims_measures.drawn(package, scene, folder / "drawn"),
         **claims_measures.steered(folder / "train"),
     }

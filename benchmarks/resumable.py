@@ -118,7 +118,7 @@ def work(pieces: Sequence[Piece], cache: Cache, deadline: float, tell: Tell) -> 
         Those that are still missing.
     """
     left = []
-    missing = list({piece.digest: piece for piece in pieces if not cache.has(piece)}.values())
+    missing = [piece for piece in _different(pieces) if not cache.has(piece)]
     for number, piece in enumerate(missing, 1):
         expected = cache.expected(piece)
         if time.monotonic() + expected > deadline:
@@ -127,6 +127,14 @@ def work(pieces: Sequence[Piece], cache: Cache, deadline: float, tell: Tell) -> 
         tell(f"[{number} of {len(missing)}] {piece.label}, about {expected:.0f} s")
         cache.make(piece)
     return left
+
+
+def _different(pieces: Sequence[Piece]) -> list[Piece]:
+    """The first of each digest, in order."""
+    found: dict[str, Piece] = {}
+    for piece in pieces:
+        found.setdefault(piece.digest, piece)
+    return list(found.values())
 
 
 def say_what_is_left(left: Sequence[Piece], cache: Cache, tell: Tell) -> None:
@@ -144,7 +152,7 @@ def cache_folder(name: str, given: Path | None) -> Path:
 def plan(pieces: Sequence[Piece], cache: Cache) -> str:
     """What is there and what is missing, by kind, with about how long it takes; nothing is made."""
     lines, total = [], 0.0
-    different = list({piece.digest: piece for piece in pieces}.values())
+    different = _different(pieces)
     for kind in dict.fromkeys(piece.kind for piece in different):
         some = [piece for piece in different if piece.kind == kind]
         missing = [piece for piece in some if not cache.has(piece)]

@@ -190,6 +190,8 @@ def test_arms_are_what_their_names_say():
     assert made["memory"].network.memory > 0 == made["no memory"].network.memory
     assert made["perception"].network.perception > 0 == made["no perception"].network.perception
     assert made["orchestrator"].orchestrator is not None
+    apart = made["distillation"]
+    assert apart.budget_steps + apart.aids.distillation_steps == made["default"].budget_steps
     assert [name for name, options in made.items() if options.warm_up is None] == [arm.name for arm in ARMS if arm.cold]
 
 

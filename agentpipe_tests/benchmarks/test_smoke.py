@@ -29,6 +29,25 @@ def test_a_smoke_run_leaves_results_that_the_page_can_show(name, first, tmp_path
     assert all(figure["name"] in page for figure in content["figures"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "some"),
+    [
+        ("claims", ["--arms", "distillation", "50 demonstrations, else random weights"]),
+        ("peers", ["--only", "PPO in one file, CleanRL style"]),
+    ],
+)
+def test_what_was_measured_once_is_not_measured_again(name, some, tmp_path):
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--smoke", "--seeds", "0", *some, "--out", str(tmp_path)]
+    first = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True)
+    content = (tmp_path / f"{name}.json").read_text()
+    again = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True)
+    assert "[1 of " in first.stderr
+    assert "[1 of " not in again.stderr
+    assert again.stdout == first.stdout
+    assert json.loads(content)["rows"] == json.loads((tmp_path / f"{name}.json").read_text())["rows"]
+
+
 def test_more_cores_than_there_are_is_said_and_not_measured(tmp_path):
     command = [sys.executable, "-m", "benchmarks.simulator", "--smoke", "--cores", "9999", "--out", str(tmp_path)]
     subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
