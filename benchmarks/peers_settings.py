@@ -25,8 +25,8 @@ class Sizes:
     """of training after which all are compared"""
     grid: int = 4
     """snapshots up to either"""
-    trial_seconds: float = 60.0
-    """of training of each setting that is tried"""
+    trial_seconds: float = 90.0
+    """of training of each setting that is tried; the first million steps are a plateau on which all are alike"""
     thread_seconds: float = 8.0
     """on each number of threads, before a trial"""
     environments: int = 7_000
