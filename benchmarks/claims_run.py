@@ -121,11 +121,13 @@ def decisive(options: TrainingOptions) -> dict[str, Any]:
     """Options that a run depends on.
 
     Thresholds of aids of which none is on, and what belongs to a replay without a share, change nothing: without them
-    a run stays the same run when one of their defaults is changed.
+    a run stays the same run when one of their defaults is changed. How a training would clone recorded episodes changes
+    nothing either: arms that have some clone them before.
     """
     from agentpipe.learning.aids.options import Mode
 
     content = options.decisive()
+    content.pop("demonstrations", None)
     modes = [value for value in content["aids"].values() if value in get_args(Mode)]
     if set(modes) == {"off"}:
         content["aids"] = None

@@ -181,6 +181,10 @@ def test_thresholds_of_aids_that_are_off_are_no_part_of_a_run():
     assert dataclasses.replace(off.aids, curiosity="always") != AidOptions()
 
 
+def test_options_that_no_run_here_reads_are_no_part_of_its_key():
+    assert "demonstrations" not in decisive(options_of(BY_NAME["default"], SMOKE, 0, 1))
+
+
 def test_arms_are_what_their_names_say():
     made = {name: options_of(arm, Sizes(), 0, 1) for name, arm in BY_NAME.items()}
     assert made["one clip range"].ppo.clip == (0.2, 0.2, 0.2, 0.2)
