@@ -122,10 +122,13 @@ def _compiled(perception: Perception | None) -> perceived.Weights | None:
         return None
     alone, together, answers = perception.alone, perception.together, perception.answers
     couplings = perception.couplings.view(-1, MACHINES, MACHINES)
+    own, fed, feeding = together.weight.chunk(3, dim=1)
     return perceived.Weights(
-        alone=_copy(alone.weight),
+        alone=_copy(alone.weight.t()),
         alone_bias=_copy(alone.bias),
-        together=_copy(together.weight),
+        own=_copy(own.t()),
+        fed=_copy(fed.t()),
+        feeding=_copy(feeding.t()),
         together_bias=_copy(together.bias),
         answers=_copy(answers.weight),
         answers_bias=_copy(answers.bias),
@@ -137,7 +140,7 @@ def _compiled(perception: Perception | None) -> perceived.Weights | None:
 
 
 def _copy(tensor: Tensor) -> Floats:
-    copied: Floats = tensor.detach().numpy().copy()
+    copied: Floats = tensor.detach().contiguous().numpy().copy()
     return copied
 
 

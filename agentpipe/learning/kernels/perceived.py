@@ -25,7 +25,8 @@ LINE: Final = PLC + 2 - LINK
 MODE_COUNT, LEVELS, KINDS = len(MODES), len(SEVERITIES), len(TOPOLOGIES)
 INPUTS: Final = 2 * CHANNELS + 5 + 4 * CHANNELS + LINE + MODE_COUNT + MACHINES
 ANSWERS: Final = MODE_COUNT + LEVELS
-_COMMON: Final = 4 * CHANNELS + 5
+OWN: Final = 2 * CHANNELS + 5
+_COMMON: Final = OWN + 2 * CHANNELS
 _ZERO, _ONE, _LEAST = np.float32(0.0), np.float32(1.0), np.float32(1e-4)
 _NEVER, _FAR = np.float32(-30.0), np.float32(-3.0e38)
 
@@ -34,11 +35,15 @@ class Weights(NamedTuple):
     """Parameters of the network of width w, and how presence and topology are read from normalised input."""
 
     alone: Any
-    """f32[w, INPUTS]"""
+    """f32[INPUTS, w], A turned"""
     alone_bias: Any
     """f32[w]"""
-    together: Any
-    """f32[w, 3 w]"""
+    own: Any
+    """f32[w, w], the part of B that reads the machine itself, turned"""
+    fed: Any
+    """f32[w, w], the part that reads those it feeds"""
+    feeding: Any
+    """f32[w, w], the part that reads those that feed it"""
     together_bias: Any
     """f32[w]"""
     answers: Any
@@ -65,19 +70,32 @@ class Work(NamedTuple):
     """f32[BLOCK, 8, 8]"""
     about: Any
     """f32[BLOCK * 8, INPUTS]"""
-    hidden: Any
+    alone: Any
     """f32[BLOCK * 8, w]"""
-    around: Any
-    """f32[BLOCK * 8, 3 w]"""
+    fed: Any
+    """f32[BLOCK * 8, w]"""
+    feeding: Any
+    """f32[BLOCK * 8, w]"""
+    together: Any
+    """f32[BLOCK * 8, w]"""
     answers: Any
-    """f32[BLOCK * 8, 13]"""
+    """f32[13, BLOCK * 8], answers first"""
+    top: Any
+    """f32[BLOCK * 8]"""
 
     @classmethod
     def allocate(cls, width: int) -> Self:
         """Room for one thread."""
         rows = BLOCK * MACHINES
-        sizes = ((BLOCK, MACHINES), (BLOCK, MACHINES, MACHINES), (rows, INPUTS), (rows, width), (rows, 3 * width))
-        return cls(Call.allocate(), *(np.zeros(size, np.float32) for size in (*sizes, (rows, ANSWERS))))
+        sizes = (
+            (BLOCK, MACHINES),
+            (BLOCK, MACHINES, MACHINES),
+            (rows, INPUTS),
+            *[(rows, width)] * 4,
+            (ANSWERS, rows),
+            (rows,),
+        )
+        return cls(Call.allocate(), *(np.zeros(size, np.float32) for size in sizes))
 
 
 @inlined
@@ -112,15 +130,15 @@ def _own(base: Any, present: Any, about: Any) -> None:
 
 
 @inlined
-def _coupled(feeds: Any, values: Any, width: int, out: Any, first: int) -> None:
-    """Adds, for each machine, the values of those it feeds at ``first`` of its row, of those that feed it behind."""
+def _coupled(feeds: Any, values: Any, fed: Any, feeding: Any) -> None:
+    """Adds, for each machine, the values of those it feeds to ``fed``, of those that feed it to ``feeding``."""
     for m in range(MACHINES):
         for n in range(MACHINES):
             coupling = feeds[m, n]
             if abs(coupling) > _LEAST:
-                for j in range(width):
-                    out[m, first + j] += coupling * values[n, j]
-                    out[n, first + width + j] += coupling * values[m, j]
+                for j in range(values.shape[1]):
+                    fed[m, j] += coupling * values[n, j]
+                    feeding[n, j] += coupling * values[m, j]
 
 
 @inlined
@@ -154,33 +172,67 @@ def _activate(values: Any, bias: Any, is_tanh: bool) -> None:
             row[j] = tanh(x) if is_tanh else (_ZERO if x <= _ZERO else x)
 
 
-@inlined
-def _masked(present: Any, hidden: Any, around: Any) -> None:
-    """[z_m | 0 | 0] of the machines of one sample, f32[8, 3 w]; of one that is not there zeros."""
-    width = hidden.shape[1]
-    for m in range(MACHINES):
-        here = present[m]
-        for j in range(width):
-            around[m, j] = hidden[m, j] * here
-        for j in range(width, 3 * width):
-            around[m, j] = _ZERO
+@compiled
+def _mix(samples: int, weights: Weights, work: Work) -> None:
+    """The second layer: every machine with those beside it; one that is not there is nothing to the others."""
+    width, rows = work.alone.shape[1], samples * MACHINES
+    for i in range(samples):
+        own = slice(i * MACHINES, (i + 1) * MACHINES)
+        alone, fed, feeding = work.alone[own], work.fed[own], work.feeding[own]
+        for m in range(MACHINES):
+            here = work.present[i, m]
+            for j in range(width):
+                alone[m, j] *= here
+                fed[m, j] = _ZERO
+                feeding[m, j] = _ZERO
+        _coupled(work.feeds[i], alone, fed, feeding)
+    multiply(work.call, rows, width, width, work.alone, False, weights.own, False, work.together, False)
+    multiply(work.call, rows, width, width, work.fed, False, weights.fed, False, work.together, True)
+    multiply(work.call, rows, width, width, work.feeding, False, weights.feeding, False, work.together, True)
+    _activate(work.together[:rows], weights.together_bias, weights.tanh)
+
+
+@compiled
+def _exponents(samples: int, weights: Weights, work: Work) -> None:
+    """Turns the logits of the modes, f32[10, samples * 8], into what is proportional to their probabilities.
+
+    Of each sample the largest becomes one. All logits, those of the severities too, get their bias first.
+    """
+    rows, top = samples * MACHINES, work.top
+    for k in range(ANSWERS):
+        logit, bias = work.answers[k], weights.answers_bias[k]
+        for r in range(rows):
+            logit[r] += bias
+    for r in range(rows):
+        top[r] = _FAR
+    for k in range(MODE_COUNT):
+        logit = work.answers[k]
+        for r in range(rows):
+            top[r] = logit[r] if logit[r] > top[r] else top[r]
+    for i in range(samples):
+        best = _FAR
+        for m in range(MACHINES):
+            best = max(best, top[i * MACHINES + m] + (_ONE - work.present[i, m]) * _NEVER)
+        for m in range(MACHINES):
+            top[i * MACHINES + m] = best - (_ONE - work.present[i, m]) * _NEVER
+    for k in range(MODE_COUNT):
+        p = work.answers[k]
+        for r in range(rows):
+            p[r] = exp(p[r] - top[r])
 
 
 @inlined
-def _joint(present: Any, answers: Any, bias: Any, belief: Any) -> None:
+def _marginals(answers: Any, first: int, belief: Any) -> None:
     """Sums over the joint of machine and mode, of one sample: of each machine without the false alarm, of each mode."""
-    top = answers[0, 0] + bias[0]
-    for m in range(MACHINES):
-        for k in range(MODE_COUNT):
-            answers[m, k] += bias[k] + (_ONE - present[m]) * _NEVER
-            top = max(top, answers[m, k])
-    for k in range(MACHINES + MODE_COUNT):
+    for k in range(MACHINES):
         belief[k] = _ZERO
-    for m in range(MACHINES):
-        for k in range(MODE_COUNT):
-            p = exp(answers[m, k] - top)
-            belief[MACHINES + k] += p
+    for k in range(MODE_COUNT):
+        total = _ZERO
+        for m in range(MACHINES):
+            p = answers[k, first + m]
+            total += p
             belief[m] += p if k != FALSE_ALARM else _ZERO
+        belief[MACHINES + k] = total
 
 
 @inlined
@@ -188,51 +240,48 @@ def _normalise(belief: Any, first: int, count: int) -> None:
     total = _ZERO
     for k in range(first, first + count):
         total += belief[k]
+    share = _ONE / total
     for k in range(first, first + count):
-        belief[k] /= total
+        belief[k] *= share
 
 
 @inlined
-def _severity(answers: Any, bias: Any, belief: Any) -> None:
+def _severity(answers: Any, first: int, belief: Any) -> None:
     """Softmax of the machines' mean logits, each as probable as it is the faulty one."""
-    first = MACHINES + MODE_COUNT
-    top = _FAR
+    at, top = MACHINES + MODE_COUNT, _FAR
     for level in range(LEVELS):
-        logit = bias[MODE_COUNT + level]
+        logit = _ZERO
         for m in range(MACHINES):
-            logit += belief[m] * answers[m, MODE_COUNT + level]
-        belief[first + level] = logit
+            logit += belief[m] * answers[MODE_COUNT + level, first + m]
+        belief[at + level] = logit
         top = max(top, logit)
     for level in range(LEVELS):
-        belief[first + level] = exp(belief[first + level] - top)
-    _normalise(belief, first, LEVELS)
+        belief[at + level] = exp(belief[at + level] - top)
+    _normalise(belief, at, LEVELS)
 
 
 @entry
 def believe(weights: Weights, work: Work, base: Any, belief: Any) -> None:
     """Fills ``belief`` f32[N, 21] from the base encoding f32[N, E or more]."""
-    width = len(weights.alone)
+    width = work.alone.shape[1]
     for low in range(0, len(base), BLOCK):
         samples = min(BLOCK, len(base) - low)
         rows = samples * MACHINES
         for i in range(samples):
-            own = slice(i * MACHINES, (i + 1) * MACHINES)
+            about = work.about[i * MACHINES : (i + 1) * MACHINES]
             _public(weights, base[low + i], work.present[i], work.feeds[i])
-            _own(base[low + i], work.present[i], work.about[own])
-            _coupled(work.feeds[i], work.about[own, CHANNELS:], CHANNELS, work.about[own], 2 * CHANNELS + 5)
-            _common(base[low + i], work.present[i], work.about[own])
-        multiply(work.call, rows, width, INPUTS, work.about, False, weights.alone, True, work.hidden, False)
-        _activate(work.hidden[:rows], weights.alone_bias, weights.tanh)
+            _own(base[low + i], work.present[i], about)
+            means = about[:, CHANNELS : 2 * CHANNELS]
+            fed, feeding = about[:, OWN : OWN + CHANNELS], about[:, OWN + CHANNELS : OWN + 2 * CHANNELS]
+            _coupled(work.feeds[i], means, fed, feeding)
+            _common(base[low + i], work.present[i], about)
+        multiply(work.call, rows, width, INPUTS, work.about, False, weights.alone, False, work.alone, False)
+        _activate(work.alone[:rows], weights.alone_bias, weights.tanh)
+        _mix(samples, weights, work)
+        multiply(work.call, ANSWERS, rows, width, weights.answers, False, work.together, True, work.answers, False)
+        _exponents(samples, weights, work)
         for i in range(samples):
-            own = slice(i * MACHINES, (i + 1) * MACHINES)
-            _masked(work.present[i], work.hidden[own], work.around[own])
-            _coupled(work.feeds[i], work.around[own], width, work.around[own], width)
-        multiply(work.call, rows, width, 3 * width, work.around, False, weights.together, True, work.hidden, False)
-        _activate(work.hidden[:rows], weights.together_bias, weights.tanh)
-        multiply(work.call, rows, ANSWERS, width, work.hidden, False, weights.answers, True, work.answers, False)
-        for i in range(samples):
-            own = slice(i * MACHINES, (i + 1) * MACHINES)
-            _joint(work.present[i], work.answers[own], weights.answers_bias, belief[low + i])
+            _marginals(work.answers, i * MACHINES, belief[low + i])
             _normalise(belief[low + i], 0, MACHINES)
             _normalise(belief[low + i], MACHINES, MODE_COUNT)
-            _severity(work.answers[own], weights.answers_bias, belief[low + i])
+            _severity(work.answers, i * MACHINES, belief[low + i])
