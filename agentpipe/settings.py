@@ -67,6 +67,9 @@ class TrainingSettings(_Section):
     )
     warmup_minibatch: int = Field(1_750, gt=0, description="samples a gradient step of the warm-up")
     warmup_learning_rate: float = Field(2e-3, gt=0)
+    demonstrations: Path | None = Field(
+        None, description="recorded episodes (Parquet file or sealed shard) to clone instead of the built-in expert"
+    )
     validate_every: int = Field(10, gt=0, description="updates between two looks at the validation split")
     patience: int = Field(12, gt=0, description="looks without improvement before training stops")
     target_success: float | None = Field(None, description="validation success at which training may stop early")
@@ -85,6 +88,12 @@ class AidSettings(_Section):
     curiosity_weight: float = Field(0.02, ge=0, description="of the bonus, beside scaled rewards")
     dynamic_lambda: AidMode = Field("remedy", description="lambda of the advantages moves from 0.92 to 0.97")
     layer_rates: AidMode = Field("remedy", description="learning rates rise from the lowest layer to the heads")
+    distillation: AidMode = Field(
+        "off", description="fine-tuning on the hardest training environments; remedy = where validation stalled"
+    )
+    hardest: int = Field(500, gt=0, description="environments that are fine-tuned on")
+    distillation_steps: int = Field(1_000_000, gt=0, description="environment steps of that fine-tuning")
+    distillation_tolerance: Share = Field(0.005, description="validation success that it may cost")
 
 
 class OrchestratorSettings(_Section):
@@ -320,12 +329,31 @@ class Settings(BaseSettings):
         content = self.model_dump(mode="json", exclude=_NO_RESULT)
         if self.machine_history is not None:
             content["machine_history"] = digest_bytes(self.machine_history.read_bytes())
+        if self.training.demonstrations is not None:
+            content["demonstrations"] = _demonstrations_digest(self.training.demonstrations)
         return digest_bytes(canonical_json(content))
 
 
-_NO_RESULT = {
-    "home", "machine_history", "table_source", "experience", "feedback", "schedule", "alerts", "redis_url",
-    "triton_url", "serving", "agent"
+def _demonstrations_digest(path: Path) -> str:
+    """Of the file, or of what a sealed shard says of its content.
+
+    Raises:
+        SettingsError: it is not there.
+    """
+    try:
+        return digest_bytes((path / "manifest.json" if path.is_dir() else path).read_bytes())
+    except OSError as error:
+        text = f"demonstrations {path} cannot be read: {error.strerror}"
+        remedy = "give a Parquet file of decision records, or the folder of a sealed shard"
+        raise SettingsError(text, field="training.demonstrations", remedy=remedy) from error
+
+
+_NO_RESULT: dict[str, Any] = {
+    **dict.fromkeys(
+        ("home", "machine_history", "table_source", "experience", "feedback", "schedule", "alerts", "redis_url",
+         "triton_url", "serving", "agent"), True
+    ),
+    "training": {"demonstrations"},
 }  # fmt: skip
 # Variables of ours that are not settings of a run.
 _READ_ELSEWHERE = ("cache", "data", "shared_data", "test_home", "test_redis_url", "triton_home")

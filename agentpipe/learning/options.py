@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from agentpipe.errors import SettingsError
-from agentpipe.learning.aids.options import AidOptions, OrchestratorOptions
+from agentpipe.learning.aids.options import AidOptions, DemonstrationOptions, OrchestratorOptions
 from agentpipe.storage import canonical_json, digest_bytes
 
 if TYPE_CHECKING:
@@ -228,6 +228,8 @@ class TrainingOptions:
     """weight of KL(initial || policy), which holds a retraining near the package that it starts from; 0 = none"""
     tolerance: float = 0.0
     """validation success that a look may lack of the best one so far and still be kept; the latest such one is"""
+    demonstrations: DemonstrationOptions = field(default_factory=DemonstrationOptions)
+    """cloning of recorded episodes, where there are any"""
 
     def digest(self) -> str:
         """Digest of every option but how live rollouts are recorded, which changes no result."""
@@ -239,6 +241,8 @@ class TrainingOptions:
         for name in ("kl_weight", "tolerance"):  # a training without them is called what it always was
             if content[name] == 0:
                 del content[name]
+        if self.demonstrations == DemonstrationOptions():
+            del content["demonstrations"]
         return content
 
 

@@ -13,6 +13,7 @@ from agentpipe.learning import checkpoint as checkpoints
 from agentpipe.learning.aids.base import Knobs
 from agentpipe.learning.aids.chosen import chosen_aids
 from agentpipe.learning.anchor import Anchor, AnchoredGradient
+from agentpipe.learning.demonstrated import clone_demonstrations
 from agentpipe.learning.fused import SegmentedGradient
 from agentpipe.learning.gates import Breaker, training_gate, warm_up_gate
 from agentpipe.learning.imitation import warm_up
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from agentpipe.environments.demonstrator import Expert
     from agentpipe.environments.pool import LinePool
     from agentpipe.experience.store.shard import Shard
+    from agentpipe.learning.demonstrations import Demonstrations
     from agentpipe.learning.normalisation import ObservationStatistics
     from agentpipe.learning.options import PpoOptions
     from agentpipe.learning.replay import Replay
@@ -59,6 +61,7 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
     *,
     directory: Path,
     expert: Expert | None = None,
+    demonstrations: Demonstrations | None = None,
     validate: Callable[[PolicyPackage], float] | None = None,
     initial: PolicyPackage | None = None,
     resume: Path | None = None,
@@ -80,6 +83,7 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
         options: everything that can be chosen.
         directory: gets ``checkpoints/``, ``package/``, ``tensorboard/`` and ``experience/``.
         expert: is cloned before the policy gradient, if the options ask for a warm-up.
+        demonstrations: recorded episodes that are cloned instead of ``expert``; there is a warm-up then in any case.
         validate: scores a policy on the validation split (higher is better, 1 is perfect); never sees the hold-out.
         initial: weights to start from; there is no warm-up then. With ``options.kl_weight`` also the policy to stay
             near, to be given when resuming, too. The package made lists the labels that it was trained on.
@@ -123,7 +127,7 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
             run.resume(resume)
         run.events = stack.enter_context(Events(directory / "tensorboard", _resume_at(state, resume)))
         if resume is None:
-            run.start(initial, expert)
+            run.start(initial, expert, demonstrations)
         reason, explanation = run.loop(lambda: told_to_end() or (stop is not None and stop()))
         return run.finish(reason, explanation)
 
@@ -218,21 +222,28 @@ class _Run:
         self.breaker.streaks = self.state.counters.streaks
         self.checkpoint = path
 
-    def start(self, initial: PolicyPackage | None, expert: Expert | None) -> None:
+    def start(
+        self, initial: PolicyPackage | None, expert: Expert | None, demonstrations: Demonstrations | None
+    ) -> None:
         state, options = self.state, self.options
         if initial is not None:
             self._take_weights(initial)
+        elif demonstrations is not None:
+            state.warm_up = clone_demonstrations(
+                demonstrations, state, options.demonstrations, options.ppo, self.workers, self.progress
+            )
         elif options.warm_up is not None and expert is not None and options.warm_up.episodes > 0:
             state.warm_up = warm_up(
                 self.pool, expert, state, options.warm_up, options.ppo, self.workers, self.progress, self.joint
             )
+        if state.warm_up is not None:
             self.events.write({f"warm_up/{name}": v for name, v in vars(state.warm_up).items() if name != "expert"}, 0)
             warned = [figure for figure in warm_up_gate(state.warm_up, options.gates) if figure.status != "pass"]
             self.aids.warmed_up(warned)
             failed = [figure for figure in warned if figure.status == "fail"]
             if failed and options.gates.warm_up_breaks:
                 state.counters.stopped = f"gate 2: {failed[0].name} {failed[0].value:.3g} beyond {failed[0].alarm:g}"
-        if state.warm_up is None:
+        if state.warm_up is None or demonstrations is not None:
             self.pool.reset()
         # After a warm-up the pool goes on from where the expert left it: its environments are out of step by then, so
         # that every rollout holds all segments.

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentpipe.defs.learning import assets, training
@@ -15,6 +16,7 @@ from agentpipe.defs.learning.training import NothingLearnedError, make
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.scene import Scene
 from agentpipe.defs.steps import Step
+from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
 from agentpipe.environments.parameters import CELLS
 from agentpipe.errors import LearningError
 from agentpipe.learning import finetuning, trainer
@@ -190,6 +192,73 @@ def test_an_interrupted_training_is_no_candidate(stand: Stand, trigger: str) -> 
     with pytest.raises(LearningError, match="training was interrupted"):
         stand.make(trigger)
     assert stand.tuned == []
+
+
+@pytest.fixture
+def distilled(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What each distillation was asked; they are due, and this one is kept."""
+    asked: list[Any] = []
+    result = SimpleNamespace(
+        package="distilled", package_path=Path("distilled"), finished=True, kept=True, environments=("a", "b"),
+        hard_before=0.4, hard_after=0.5, validation_before=0.9, validation_after=0.91, explanation="kept: so",
+    )  # fmt: skip
+
+    def distil(*arguments: Any, **options: Any) -> Any:
+        asked.append((arguments, options, result))
+        return result
+
+    monkeypatch.setattr("agentpipe.learning.distillation.distillation_due", lambda *_: "always")
+    monkeypatch.setattr("agentpipe.learning.distillation.distil", distil)
+    return asked
+
+
+def test_where_it_is_due_the_hardest_environments_are_learned_apart(stand: Stand, distilled: list[Any]) -> None:
+    made = stand.make("manual")
+    [((trained, _), options, _)] = distilled
+    assert (made.package, made.trained, made.distilled is not None) == ("distilled", trained, True)
+    assert options["directory"].name == "distillation"
+    assert options["provenance"]["distillation_due"] == "always"
+    assert len(options["names"]) == len(stand.workspace.catalog().environments("train"))
+    options["pool_for"](np.array([0]))
+    seeds = [seed for seed, _ in stand.pools]
+    assert seeds[0] != seeds[1]  # its episodes are not those of the training
+    shown = assets._distilled(made)
+    assert (shown["hardest_success_before"], shown["hardest_success_after"]) == (0.4, 0.5)
+    assert (shown["hardest_environments"], shown["best_validation"]) == (2, 0.91)
+
+
+def test_an_interrupted_distillation_is_no_candidate(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = SimpleNamespace(finished=False)
+    monkeypatch.setattr("agentpipe.learning.distillation.distillation_due", lambda *_: "always")
+    monkeypatch.setattr("agentpipe.learning.distillation.distil", lambda *_, **__: broken)
+    with pytest.raises(LearningError, match="distillation was interrupted"):
+        stand.make("manual")
+
+
+def test_without_distillation_nothing_is_shown_of_it(stand: Stand) -> None:
+    assert assets._distilled(stand.make("manual")) == {}
+
+
+def test_demonstrations_are_read_from_where_the_settings_say_and_too_few_are_refused(
+    stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = tmp_path / "episodes.parquet"
+    given.write_bytes(b"no Parquet")
+    monkeypatch.setenv("AGENTPIPE_TRAINING__DEMONSTRATIONS", str(given))
+    read: list[Any] = []
+
+    def reader(paths: Any, shape: Any, **options: Any) -> Any:
+        read.append((paths, tuple(shape), options["least"]))
+        return SimpleNamespace(digest="content")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("agentpipe.learning.demonstrations.read_demonstrations", reader)
+        stand.make("manual")
+    assert read == [([given], (OBSERVATION_SIZE, ACTION_COUNT), 50)]
+    [(_, options)] = stand.trained
+    assert options["demonstrations"].digest == options["provenance"]["demonstrations"] == "content"
+    with pytest.raises(LearningError, match="not a Parquet file"):
+        stand.make("manual")
 
 
 def test_the_figures_of_a_candidate_need_no_cell_that_was_left_out(home: Workspace) -> None:

@@ -11,6 +11,7 @@ from agentpipe.learning.demonstrations import Demonstrations
 from agentpipe.learning.options import NetworkOptions
 from agentpipe.learning.package import PolicyPackage
 from agentpipe.learning.state import TrainingState
+from agentpipe.learning.trainer import train
 from agentpipe.learning.workers import Workers, single_threaded_torch
 from agentpipe_tests.learning.recorded import tiny_shard
 from agentpipe_tests.learning.tiny import (
@@ -19,6 +20,7 @@ from agentpipe_tests.learning.tiny import (
     NAMES,
     SEGMENTS,
     TinyExpert,
+    TinyPool,
     tiny_options,
     tiny_score,
     tiny_statistics,
@@ -206,3 +208,40 @@ def test_a_value_that_is_not_finite_stops_before_the_step():
     state.network.actor_head.bias.data[0] = np.nan
     with pytest.raises(NonFiniteError):
         clone(found, state=state)
+
+
+# -- in a training -------------------------------------------------------------------------------------------------
+
+
+def trained(folder, found=None, budget=512, **changes):
+    options = tiny_options(budget_steps=budget, checkpoint_every=2, demonstrations=OPTIONS)
+    given = {"demonstrations": found or demonstrations(), **changes}
+    return train(TinyPool(), tiny_statistics(), options, directory=folder, action_names=ACTION_NAMES, **given)
+
+
+def test_a_training_begins_with_the_demonstrations_it_is_given(tmp_path):
+    result = trained(tmp_path, validate=tiny_score)
+    assert result.warm_up.episodes == 60
+    assert result.warm_up.expert == f"demonstrations {demonstrations().digest[:12]}"
+    assert result.validations[0][0] == 0
+    assert result.validations[0][1] > 0.85  # before the first update
+    assert {figure.gate for figure in result.gates} >= {"2", "4"}
+
+
+def test_demonstrations_come_before_an_expert_and_after_an_initial_policy(tmp_path):
+    class NeverAsked:
+        name = "never asked"
+
+    first = trained(tmp_path / "first", expert=NeverAsked())
+    other = trained(tmp_path / "other", initial=first.package)
+    assert other.warm_up is None
+
+
+def test_a_training_that_began_with_demonstrations_goes_on_bit_for_bit(tmp_path):
+    whole = trained(tmp_path / "whole", budget=512 * 4)
+    asked = iter([False, True])
+    part = trained(tmp_path / "part", budget=512 * 4, stop=lambda: next(asked))
+    assert part.updates == 1
+    again = trained(tmp_path / "part", budget=512 * 4, resume=part.checkpoint)
+    assert again.package.digest == whole.package.digest
+    assert again.warm_up == whole.warm_up

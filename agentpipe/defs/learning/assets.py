@@ -26,6 +26,7 @@ DESCRIPTION = """One candidate policy, with everything needed to go on training.
 
 `manual` starts from random weights and a warm-up that clones an expert. `nightly` starts from the champion and is
 held near it by KL(champion || policy), then learns the day's labelled decisions that no ancestor has learned.
+Where distillation is on, `manual` then learns the hardest training environments alone, and keeps what that gains.
 `feedback` learns a day's labelled decisions only: a tenth of the learning rate, weighted by confidence and error type,
 with rehearsal from the buffer and the same anchor; where they have nothing to teach, its run says why and ends without
 a candidate. Each label trains once in a lineage; the package lists them. Early stopping watches the validation split.
@@ -73,6 +74,7 @@ def _result(work: Step, made: Made) -> dg.MaterializeResult:
             "labels_of_lineage": len(package.labels),
             **_trained(made.trained, workspace),
             **_tuned(made),
+            **_distilled(made),
             "gates": figures(gates),
         },
         metadata=_shown(made, workspace),
@@ -114,6 +116,23 @@ def _tuned(made: Made) -> dict[str, Any]:
         "useful_labels": tuned.useful,
         "kept_epoch": tuned.kept_epoch,
         "best_validation": best if best is not None else "not validated",
+    }
+
+
+def _distilled(made: Made) -> dict[str, Any]:
+    """What fine-tuning on the hardest environments gained, and whether it was kept."""
+    distilled = made.distilled
+    if distilled is None:
+        return {}
+    return {
+        "distillation": distilled.explanation,
+        "distillation_kept": distilled.kept,
+        "hardest_environments": len(distilled.environments),
+        "hardest_success_before": distilled.hard_before,
+        "hardest_success_after": distilled.hard_after,
+        "validation_before_distillation": distilled.validation_before,
+        "validation_after_distillation": distilled.validation_after,
+        **({"best_validation": distilled.validation_after} if distilled.kept else {}),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,25 @@ from agentpipe.errors import LearningError
 from agentpipe.storage import digest_bytes
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from agentpipe.environments.catalog import EnvironmentSpec
     from agentpipe.experience.store.shard import Shard
     from agentpipe.learning.champion import Champion
+    from agentpipe.learning.demonstrations import Demonstrations
+    from agentpipe.learning.distillation import Distilled
     from agentpipe.learning.finetuning import FineTuned, FineTuningResult
     from agentpipe.learning.normalisation import ObservationStatistics
     from agentpipe.learning.options import TrainingOptions
     from agentpipe.learning.package import PolicyPackage
     from agentpipe.learning.result import TrainingResult
+
+    Rows = npt.NDArray[np.int64]
+
+
+HARD_EPISODES = 4
+"""Episodes of each of the hardest environments that a policy is judged by, before and after."""
 
 
 class NothingLearnedError(LearningError):
@@ -42,6 +54,8 @@ class Made:
     """the policy gradient, where there was one"""
     tuned: FineTuned | None = None
     """the fine-tuning, where there was one"""
+    distilled: Distilled | None = None
+    """the fine-tuning on the hardest training environments, where there was one"""
     untuned: str = ""
     """why a retraining learned from no labels"""
 
@@ -79,13 +93,18 @@ def cells(work: Step) -> list[str]:
 
 
 def _from_scratch(work: Step, current: Champion | None) -> Made:
+    from agentpipe.learning.distillation import distillation_due
     from agentpipe.learning.normalisation import ObservationStatistics
     from agentpipe.learning.options import training_options
 
     statistics = ObservationStatistics.load(work.workspace.references.artefact("observation_statistics"))
     options = training_options(work.workspace.settings)
     trained = _train(work, work.folder, statistics, options, current, None)
-    return Made(trained.package, trained.package_path, trained)
+    due = distillation_due(trained, options)
+    if not due:
+        return Made(trained.package, trained.package_path, trained)
+    distilled = _distil(work, trained, options, current, due)
+    return Made(distilled.package, distilled.package_path, trained, distilled=distilled)
 
 
 def _near_champion(work: Step, day: dt.date, current: Champion) -> Made:
@@ -139,25 +158,97 @@ def _train(
     live = dataclasses.replace(setting, seed=options.seed)
     environments = [spec for spec in setting.catalog.environments("train") if spec.cell in chosen]
     pools = home_pools(work.workspace.root, threads=setting.threads)
+    shown = None if initial is not None else _demonstrations(work, options)
     trained = train(
         live.pool(environments, "TRAIN"),
         statistics,
         options,
         directory=directory,
         expert=None if initial is not None else expert(),
+        demonstrations=shown,
         validate=validator(setting),
         initial=initial,
         resume=latest(directory / "checkpoints"),
         recorded=_recorded(work, chosen),
         source=line_source(environments, setting.table.version, live.origin("TRAIN"), pools),
         parent=current.digest if current else None,
-        provenance=_provenance(work, chosen),
+        provenance={**_provenance(work, chosen), **({} if shown is None else {"demonstrations": shown.digest})},
         configuration_digest=work.configuration,
         progress=work.progress,
     )
     if trained.reason == "interrupted":
         raise LearningError("training was interrupted", remedy="run it again: it goes on from its last checkpoint")
     return trained
+
+
+def _demonstrations(work: Step, options: TrainingOptions) -> Demonstrations | None:
+    """The recorded episodes that the settings name, to be cloned instead of the built-in expert."""
+    path = work.workspace.settings.training.demonstrations
+    if path is None:
+        return None
+    from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
+    from agentpipe.feedback.schema import FeedbackShape
+    from agentpipe.learning.demonstrations import read_demonstrations
+
+    chosen, shape = options.demonstrations, FeedbackShape(OBSERVATION_SIZE, ACTION_COUNT)
+    return read_demonstrations([path], shape, least=chosen.least, successes_only=chosen.successes_only)
+
+
+def _distil(
+    work: Step, trained: TrainingResult, options: TrainingOptions, current: Champion | None, due: str
+) -> Distilled:
+    """Fine-tunes on the hardest training environments, whose episodes are neither those of the training nor judged.
+
+    Raises:
+        LearningError: interrupted; or what :func:`~agentpipe.learning.distillation.distil` raises.
+    """
+    from agentpipe.evaluation.rollout import play_first_episodes
+    from agentpipe.experience.origin import home_pools
+    from agentpipe.learning.distillation import distil
+    from agentpipe.learning.player import PolicyPlayer
+    from agentpipe.learning.stream import line_source
+
+    setting, chosen = scene(work.workspace), cells(work)
+    live, judged = (dataclasses.replace(setting, seed=_seed_for(options.seed, name)) for name in ("hardest", "judged"))
+    environments = [spec for spec in setting.catalog.environments("train") if spec.cell in chosen]
+    names = [spec.environment_id for spec in environments]
+    pools = home_pools(work.workspace.root, threads=setting.threads)
+
+    def at(rows: Rows) -> list[EnvironmentSpec]:
+        return [environments[row] for row in rows.tolist()]
+
+    def judge_for(rows: Rows) -> Callable[[PolicyPackage], float]:
+        hard = [names[row] for row in rows.tolist()]
+
+        def score(package: PolicyPackage) -> float:
+            pool, player = judged.pool(at(rows), "TRAIN"), PolicyPlayer(package)
+            played = play_first_episodes(pool, player, HARD_EPISODES, environment_ids=hard)
+            return float(played["success"].mean())
+
+        return score
+
+    distilled = distil(
+        trained,
+        options,
+        names=names,
+        pool_for=lambda rows: live.pool(at(rows), "TRAIN"),
+        judge_for=judge_for,
+        validate=validator(setting),
+        directory=work.folder.resolve() / "distillation",
+        source_for=lambda rows: line_source(at(rows), setting.table.version, live.origin("TRAIN"), pools),
+        parent=current.digest if current else None,
+        provenance={**_provenance(work, chosen), "distillation_due": due},
+        configuration_digest=work.configuration,
+        progress=work.progress,
+    )
+    if not distilled.finished:
+        raise LearningError("distillation was interrupted", remedy="run it again: it goes on from its last checkpoint")
+    return distilled
+
+
+def _seed_for(seed: int, name: str) -> int:
+    """A seed for each of a training's parts: none of them meets the episodes of another."""
+    return int(digest_bytes(f"{seed}:{name}".encode())[:12], 16)
 
 
 def _tune(work: Step, day: dt.date, policy: PolicyPackage, current: Champion) -> FineTuningResult:
