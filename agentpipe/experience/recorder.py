@@ -174,11 +174,16 @@ class Recorder:
         _do(self.recording, self.length, decided, came, self._slots, self._ended)
         return np.flatnonzero(self._ended)
 
-    def take(self, rows: Rows) -> Recorded:
-        """The episodes that the last :meth:`after` said had ended in ``rows``; their slots are free then."""
+    def take(self, rows: Rows, room: Array | None = None) -> Recorded:
+        """The episodes that the last :meth:`after` said had ended in ``rows``; their slots are free then.
+
+        Args:
+            rows: i64[k], environments.
+            room: as many records as these episodes have steps, to be filled; None: made anew.
+        """
         assert self._ended[rows].all(), "only what ended in the last step can be taken"
         self._ended[rows] = False
-        return self._pack(rows, ended=True)
+        return self._pack(rows, ended=True, room=room)
 
     def cut(self, rows: Rows | None = None) -> Recorded:
         """Every episode that is running, ended by the recording: their last steps are marked as truncated.
@@ -197,9 +202,9 @@ class Recorder:
         self.recording[rows] = False
         return recorded
 
-    def _pack(self, rows: Rows, *, ended: bool) -> Recorded:
+    def _pack(self, rows: Rows, *, ended: bool, room: Array | None = None) -> Recorded:
         lengths = self.length[rows]
-        steps = np.empty(int(lengths.sum()), self.dtype)
+        steps = np.empty(int(lengths.sum()), self.dtype) if room is None else room
         words = self.dtype.itemsize // 8
         source = self._buffer.view(np.uint64).reshape(*self._buffer.shape, words)
         _copy_out(source, rows, lengths, steps.view(np.uint64).reshape(len(steps), words))

@@ -144,6 +144,7 @@ class Stream:
         self._tasks: list[Future[Any]] = []
         self._shard = ""
         self._taken: list[Recorded] = []
+        self._room, self._used = np.empty(0, dtype), 0  # for the records of one update; new memory would cost more
         self._began = time.monotonic()
         self._full: dict[str, int] = {}  # bytes of the shards that are not shrunk, in order
         self._verified = False
@@ -188,6 +189,9 @@ class Stream:
             version: digest of the weights that play.
         """
         self._update, self._versions[update] = update, version
+        if self._used > len(self._room):
+            self._room = np.empty(self._used + self._used // 8, self._room.dtype)
+        self._used = 0
         self._hand_over(self._enter, update, version)
 
     def _enter(self, update: int, version: str) -> None:
@@ -227,7 +231,9 @@ class Stream:
         recorder, pool = self.recorder, self.pool
         rows = recorder.after(actions, log_probabilities, values, self._update, time.time_ns())
         if len(rows):
-            self._taken.append(recorder.take(rows))
+            first, self._used = self._used, self._used + int(recorder.length[rows].sum())
+            fits = self._used <= len(self._room)
+            self._taken.append(recorder.take(rows, self._room[first : self._used] if fits else None))
         if not recorder.recording.all():
             recorder.recording |= pool.terminated | pool.truncated
 
