@@ -66,8 +66,40 @@ def segmented_loss(
         kl = (ratio - 1.0) - log_ratio
         choices = (batch.mask.sum(dim=-1) > 1).sum()
         parts = torch.stack([policy_loss, value_loss, entropy.sum(), choices, kl.mean(), -log_ratio.mean()])
-        sums = torch.zeros(3, len(clip))
-        outside = ((ratio - 1.0).abs() > limit).float()
+        sums = torch.zeros(3, len(clip), dtype=kl.dtype)
+        outside = ((ratio - 1.0).abs() > limit).to(kl.dtype)
         for row, amount in enumerate((kl, outside, torch.ones_like(kl))):
             sums[row].index_add_(0, batch.segment, amount)
     return Loss(total, parts.detach(), *sums)
+
+
+def anchor_loss(network: torch.nn.Module, batch: Batch, anchor: Tensor) -> Tensor:
+    """mean w KL(anchor || policy), with ``anchor`` f[M, A] the probabilities to stay near."""
+    log_probabilities = network.heads(batch.encoded, batch.last_action, batch.mask)[0].log_softmax(dim=-1)
+    apart = torch.where(anchor > 0, anchor * (anchor.clamp_min(1e-30).log() - log_probabilities), 0.0)
+    return (batch.weight * apart.sum(dim=-1)).mean()
+
+
+def cloning_loss(
+    network: torch.nn.Module, batch: Batch, answers: Tensor, questions, answer_weight: float, value_weight: float
+) -> Tensor:
+    """The mean of -log p(a) - answer_weight sum_q log p_q(a_q) + value_weight (V - G)^2 / 2.
+
+    Args:
+        network: with gradients.
+        batch: any number of samples.
+        answers: i64[M, Q], the right action for each question or -1.
+        questions: i8[A], which question each action answers, or -1.
+        answer_weight: of the answers.
+        value_weight: of the value loss.
+    """
+    logits, value = network.heads(batch.encoded, batch.last_action, torch.ones_like(batch.mask))
+    entropy, illegal = torch.nn.functional.cross_entropy, float("-inf")
+    total = entropy(logits.masked_fill(~batch.mask, illegal), batch.action)
+    for question in range(answers.shape[1]):
+        others = torch.from_numpy(question != questions)
+        options = logits.masked_fill(others, illegal)
+        asked = answers[:, question] >= 0
+        answered = entropy(options[asked], answers[asked, question], reduction="sum")
+        total = total + answer_weight * answered / len(answers)
+    return total + value_weight * 0.5 * (value - batch.returns).square().mean()
