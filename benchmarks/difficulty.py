@@ -90,8 +90,9 @@ class Played:
 
 
 def spread(environments: Sequence[EnvironmentSpec], count: int) -> list[EnvironmentSpec]:
-    """``count`` of them, evenly spread."""
-    return [environments[k * len(environments) // count] for k in range(min(count, len(environments)))]
+    """``count`` of them, evenly spread; all where there are no more."""
+    count = min(count, len(environments))
+    return [environments[k * len(environments) // count] for k in range(count)]
 
 
 def play(line: Line, player: Player, environments: Sequence[EnvironmentSpec], episodes: int) -> Played:

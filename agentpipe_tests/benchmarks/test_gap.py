@@ -339,6 +339,11 @@ def test_steps_of_the_short_table_join_the_oracle_to_the_policy():
 # ----------------------------------------------------------------------------------------------- classifiers
 
 
+def test_examples_come_from_every_environment_where_more_are_wanted_than_there_are():
+    assert spread(range(10), 4) == [0, 2, 5, 7]
+    assert spread(range(10), 25) == list(range(10))
+
+
 def test_moments_are_labelled_with_the_truth_and_every_arm_learns_from_them(line, package):
     lines = spread(line.catalog.environments("train"), 200)
     found = collect(Policy(package), line.pool(lines, Purpose.COLLECT), 3)

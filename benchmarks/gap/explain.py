@@ -110,7 +110,7 @@ def besides(bench: Bench, group: Group) -> list[dict[str, Any]]:
 
 
 def mishaps(bench: Bench, group: Group) -> dict[str, Any]:
-    """What chance alone takes: repairs that fail although they are right, and deadlines that nobody could have met."""
+    """What the truth at once wins where a repair failed although it was right, and where none did."""
     played = bench.of("truth at once", group)
     struck = played.mishap
     return {

@@ -160,9 +160,8 @@ def chance(content: dict[str, Any]) -> str:
         )
     return (
         f"Of repairs that are right {share(MISHAP_PROBABILITY)} fail. With the truth known at once, no measuring and"
-        f" every mishap ordered again while that is allowed: {'; '.join(parts)}. What is lost without a mishap are"
-        " orders whose part has to come from the supplier or whose fault outgrows its repair: nobody could have won"
-        " them in this way of dispatching."
+        f" every mishap ordered again while that is allowed: {'; '.join(parts)}. What the latter lack of 100 % are"
+        " deadlines that cannot be met and faults that outgrow every repair."
     )
 
 
