@@ -82,16 +82,25 @@ class UnitHead(nn.Module):
         weight: Tensor = self.log_temperature.exp() * positive / positive.norm(dim=1, keepdim=True)
         return weight
 
+    def centred_weight(self) -> Tensor:
+        """T W without its mean row, f32[A, H]: what is multiplied.
+
+        Softmax does not see what all logits have in common, and rounding does: non-negative rows share so much that
+        their differences would lose two digits of float32.
+        """
+        weight = self.effective_weight()
+        return weight - weight.mean(dim=0)
+
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits f32[N, A] of hidden features f32[N, H]."""
-        return nn.functional.linear(hidden, self.effective_weight(), self.bias)
+        """Logits f32[N, A] of hidden features f32[N, H], up to what all actions have in common."""
+        return nn.functional.linear(hidden, self.centred_weight(), self.bias)
 
     @torch.no_grad()
     def folded(self) -> nn.Linear:
         """The linear layer that this head equals at present; what is exported."""
         actions, features = self.weight_raw.shape
         linear = nn.Linear(features, actions)
-        linear.weight.copy_(self.effective_weight())
+        linear.weight.copy_(self.centred_weight())
         linear.bias.copy_(self.bias)
         return linear
 
@@ -307,9 +316,9 @@ class PolicyNetwork(nn.Module):
         return actor, critic
 
     def actor_weight(self) -> Tensor:
-        """Weight of the actor's head, f32[A, H]; of a :class:`UnitHead` the effective one."""
+        """Weight of the actor's head, f32[A, H]; of a :class:`UnitHead` the centred one."""
         head = self.actor_head
-        return head.effective_weight() if isinstance(head, UnitHead) else head.weight
+        return head.centred_weight() if isinstance(head, UnitHead) else head.weight
 
     def in_encoder(self, name: str) -> bool:
         """Whether the parameter ``name`` belongs to the encoder."""
