@@ -1,6 +1,7 @@
 """The policy: from random weights, near the champion, or from a day's labelled decisions."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -168,12 +169,14 @@ def _steered(trained: "TrainingResult") -> dict[str, Any]:
     picture = log.with_name("orchestrator.png")
     write_bytes(picture, steering_over_time(decisions, FULL))
     own, chance = coupling_shares(decisions, ["explore", "exploit"]), chance_shares()
+    chosen = math.isfinite(own["all three"])  # not where all moves were those of the floor
     shares = [
-        {"combination": name, "share of moves": f"{own[name]:.1%}", "by chance": f"{chance[name]:.1%}"} for name in own
+        {"combination": name, "share of moves": f"{share:.1%}" if chosen else "–", "by chance": f"{chance[name]:.1%}"}
+        for name, share in own.items()
     ]
     return {
         "steering": plot(steering_over_time(decisions), "where training environments were steered"),
-        "steering_by_level": plot(steering_by_level(decisions), "moves by levels of two kinds"),
+        **({"steering_by_level": plot(steering_by_level(decisions), "moves by levels of two kinds")} if chosen else {}),
         "steering_shares": rows(shares),
         "steering_log": dg.MetadataValue.path(str(log)),
         "steering_picture": dg.MetadataValue.path(str(picture)),

@@ -18,7 +18,7 @@ from agentpipe.experience.store.shard import open_shard
 from agentpipe.learning import checkpoint as checkpoints
 from agentpipe.learning.aids.options import OrchestratorOptions
 from agentpipe.learning.aids.orchestrator_bandit import ARMS, arm_of
-from agentpipe.learning.aids.orchestrator_log import REASONS, ROW
+from agentpipe.learning.aids.orchestrator_log import REASONS, ROW, read_log
 from agentpipe.learning.normalisation import gather_statistics
 from agentpipe.learning.options import StreamOptions
 from agentpipe.learning.stream import line_source
@@ -103,6 +103,7 @@ def test_it_steers_and_says_so(whole):
     steered = log[log["decisions"] > 0]
     assert (steered["entropy"] / steered["decisions"] < np.log(ACTION_COUNT)).all()
     assert np.isfinite(log["expected"][log["update"] > 1]).all()
+    assert read_log(result.left["orchestrator"]).tobytes() == log.tobytes()
 
 
 def test_entries_of_the_shards_are_what_the_log_says(whole):
