@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from agentpipe.errors import CorruptError, DiskFullError, HomeError, LockHeldError, VersionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 HOME_FORMAT = 1
 _STAGING = ".staging-"
@@ -49,18 +49,6 @@ def digest_file(path: Path) -> str:
     """SHA-256 of a file's content in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def digest_tree(root: Path, exclude: Sequence[str] = ()) -> str:
-    """Digest of every file below ``root`` with its relative name, in name order; ``exclude`` holds relative names."""
-    entries = [
-        (path.relative_to(root).as_posix(), path)
-        for path in root.rglob("*")
-        if path.is_file() and not path.is_symlink()
-    ]
-    return digest_bytes(
-        canonical_json([[name, digest_file(path)] for name, path in sorted(entries) if name not in exclude])
-    )
 
 
 @contextlib.contextmanager

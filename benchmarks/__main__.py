@@ -14,7 +14,11 @@ NAMES = ("simulator", "training", "buffer", "drift")
 """share their options"""
 PLAIN = ("table_redis", "feedback_intake", "feedback_learning", "serving")
 """know --smoke and --out only"""
-ALONE = {"gap": "took 40 minutes on two shared cores with 1,500 held-out environments; needs a home with a champion"}
+ALONE = {
+    "claims": "hours, in pieces: --plan, --minutes",
+    "peers": "hours, in pieces, on a quiet machine: --plan, --minutes",
+    "gap": "half an hour and more; needs a home with a champion",
+}
 """take too long, or need too much, to be run with the others, and why"""
 
 

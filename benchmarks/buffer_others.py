@@ -12,17 +12,17 @@ import subprocess
 import sys
 import sysconfig
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentpipe.storage import publish_directory
 from benchmarks.buffer_own import CHUNK, FEATURES, Sizes, chunk, timed
+from benchmarks.fetched import fetch, folder
 from benchmarks.measure import Contestant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 CPPRB, TORCHRL = "11.0.0", "0.14.1"
 TORCHRL_NEEDS = (
@@ -34,27 +34,6 @@ TORCHRL_NEEDS = (
     "orjson==3.13.0",
 )
 ALPHA, BETA = 0.6, 0.4
-
-
-def folder(name: str) -> Path:
-    """``$AGENTPIPE_CACHE`` or ``~/.cache/agentpipe``, then package and version."""
-    root = os.environ.get("AGENTPIPE_CACHE") or Path.home() / ".cache" / "agentpipe"
-    return Path(root) / "benchmarks" / name
-
-
-def fetch(target: Path, packages: tuple[str, ...], finish: Callable[[Path], None] = lambda _: None) -> str:
-    """Installs into ``target`` at first use, puts it behind everything installed; says why where it cannot be had."""
-    if not target.is_dir():
-        try:
-            with publish_directory(target) as staging:
-                install = ["-m", "pip", "install", "--quiet", "--no-deps", "--target", str(staging), *packages]
-                subprocess.run([sys.executable, *install], capture_output=True, text=True, check=True)
-                finish(staging)
-        except (OSError, subprocess.CalledProcessError) as error:
-            lines = str(getattr(error, "stderr", None) or error).strip().splitlines() or ["no message"]
-            return f"{packages[0]} could not be installed: {lines[-1]}"
-    sys.path.append(str(target))
-    return ""
 
 
 def torchrl_fits(place: Path) -> bool:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from agentpipe.storage import publish_directory
 from benchmarks import stable_baselines
+from benchmarks.fetched import fetch, folder
 from benchmarks.peers_settings import CLIP, DISCOUNT, GAE_LAMBDA, GRADIENT_NORM, HIDDEN, VALUE_WEIGHT
 
 if TYPE_CHECKING:
@@ -32,18 +28,8 @@ def make_importable() -> str:
     """Puts both behind everything installed, fetching them at first use; says why where they cannot be had."""
     if why_not := stable_baselines.make_importable():
         return why_not
-    root = os.environ.get("AGENTPIPE_CACHE") or Path.home() / ".cache" / "agentpipe"
-    target = Path(root) / "benchmarks" / f"sb3-contrib-{CONTRIB}"
-    if not target.is_dir():
-        try:
-            with publish_directory(target) as staging:
-                install = ["-m", "pip", "install", "--quiet", "--no-deps", "--target", str(staging)]
-                command = [sys.executable, *install, f"sb3-contrib=={CONTRIB}"]
-                subprocess.run(command, capture_output=True, text=True, check=True)
-        except subprocess.CalledProcessError as error:
-            lines = error.stderr.strip().splitlines() or ["no message"]
-            return f"sb3-contrib {CONTRIB} could not be installed: {lines[-1]}"
-    sys.path.append(str(target))
+    if why_not := fetch(folder(f"sb3-contrib-{CONTRIB}"), (f"sb3-contrib=={CONTRIB}",)):
+        return why_not
     try:
         import sb3_contrib  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentpipe.storage import publish_directory
 from benchmarks.cartpole import ACTIONS, NAMES, CartPolePool
+from benchmarks.fetched import fetch, folder
 from benchmarks.measure import Contestant
 
 if TYPE_CHECKING:
@@ -27,24 +23,10 @@ PACKAGES = (f"stable-baselines3=={VERSION}", "cloudpickle==3.1.3")
 OWN, SHARED = "Stable-Baselines3 PPO, its DummyVecEnv", "Stable-Baselines3 PPO, the same compiled CartPole"
 
 
-def folder() -> Path:
-    """``$AGENTPIPE_CACHE`` or ``~/.cache/agentpipe``, then the version."""
-    root = os.environ.get("AGENTPIPE_CACHE") or Path.home() / ".cache" / "agentpipe"
-    return Path(root) / "benchmarks" / f"stable-baselines3-{VERSION}"
-
-
 def make_importable() -> str:
     """Puts Stable-Baselines3 behind everything installed, fetching it at first use; says why where it cannot be had."""
-    target = folder()
-    if not target.is_dir():
-        try:
-            with publish_directory(target) as staging:
-                install = ["-m", "pip", "install", "--quiet", "--no-deps", "--target", str(staging), *PACKAGES]
-                subprocess.run([sys.executable, *install], capture_output=True, text=True, check=True)
-        except subprocess.CalledProcessError as error:
-            lines = error.stderr.strip().splitlines() or ["no message"]
-            return f"stable-baselines3 {VERSION} could not be installed: {lines[-1]}"
-    sys.path.append(str(target))
+    if why_not := fetch(folder(f"stable-baselines3-{VERSION}"), PACKAGES):
+        return why_not
     try:
         import stable_baselines3  # noqa: F401
     except ImportError as error:

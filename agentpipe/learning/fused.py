@@ -24,6 +24,7 @@ through the network.
 
 from __future__ import annotations
 
+import abc
 import functools
 from typing import TYPE_CHECKING, Final
 
@@ -75,7 +76,7 @@ SHARD_SAMPLES: Final = 256
 Doubles = npt.NDArray[np.float64]
 
 
-class FusedGradient:
+class FusedGradient(abc.ABC):
     """Gradients of one network's loss, again and again; the network's parameters get their ``.grad`` from here.
 
     Args:
@@ -113,9 +114,9 @@ class FusedGradient:
         total: Doubles = sums.sum(axis=0)
         return total
 
+    @abc.abstractmethod
     def _kernel(self, batch: Batch, entropy_weight: float) -> Callable[..., None]:
         """Compiled code that does some shards; takes network, room, rows, first shard, last, gradients, sums."""
-        raise NotImplementedError
 
 
 class SegmentedGradient(FusedGradient):

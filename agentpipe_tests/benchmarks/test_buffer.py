@@ -11,9 +11,9 @@ from agentpipe.experience.store.live import open_live
 from agentpipe.experience.store.writer import ShardWriter
 from benchmarks import buffer_report, report
 from benchmarks.buffer_crash import append_until_killed, count_wrong, kill_often, killed, pieces, reopen
-from benchmarks.buffer_others import fetch
 from benchmarks.buffer_own import CHUNK, chunk, header, numbered, seal, write_all
 from benchmarks.buffer_shares import shares
+from benchmarks.fetched import fetch
 from benchmarks.measure import ROOT
 
 

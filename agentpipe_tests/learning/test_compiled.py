@@ -4,17 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from agentpipe.errors import EmptyMaskError, NonFiniteError
 from agentpipe.learning.compiled import CompiledPolicy
-from agentpipe.learning.compiled_player import CompiledPlayer
 from agentpipe.learning.kernels.layers import BLOCK
 from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.options import NetworkOptions
-from agentpipe.learning.package import PolicyPackage
-from agentpipe.learning.player import PolicyPlayer
 from agentpipe.learning.rollout import Rollout, collect
 from agentpipe.learning.workers import Workers
-from agentpipe_tests.learning.tiny import ACTION_NAMES, ACTIONS, NAMES, WIDTH, TinyExpert, TinyPool, tiny_statistics
+from agentpipe_tests.learning.tiny import ACTIONS, WIDTH, TinyExpert, TinyPool, tiny_statistics
 
 SHAPES = [
     {},
@@ -154,40 +150,3 @@ def test_a_rollout_keeps_the_entropy_of_each_decision_and_none_of_an_experts():
     expert = TinyExpert()
     collect(pool, net, rollout, np.random.default_rng(0), Workers(1), expert=lambda _: expert.act(pool).actions)
     assert not rollout.entropy.any()
-
-
-# -- the player ------------------------------------------------------------------------------------------------
-
-
-def package(**options):
-    net, statistics = network(**options), tiny_statistics()
-    net.set_statistics(statistics)
-    return PolicyPackage(net, statistics, NAMES, ACTION_NAMES, "1.0.0", {}, frozenset())
-
-
-@pytest.mark.parametrize("options", [{}, {"memory": 3}, {"perception": 4}], ids=str)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_compiled_player_plays_as_the_policy_does(options, threads):
-    made, pool, other = package(**options), TinyPool(2_100), TinyPool(2_100)
-    with Workers(threads) as workers:
-        quick, slow = CompiledPlayer(made, workers), PolicyPlayer(made)
-        for _ in range(9):
-            one, two = quick.act(pool), slow.act(other)
-            np.testing.assert_array_equal(one.actions, two.actions)
-            np.testing.assert_allclose(one.probabilities, two.probabilities, rtol=1e-4)
-            np.testing.assert_allclose(one.values, two.values, rtol=1e-4, atol=1e-5)
-            pool.step(one.actions)
-            other.step(two.actions)
-
-
-def test_compiled_player_names_who_may_do_nothing_and_what_is_not_finite():
-    pool = TinyPool(5)
-    player = CompiledPlayer(package(), Workers(1))
-    pool.observation[3, 0] = np.nan
-    with pytest.raises(NonFiniteError, match="not finite") as broken:
-        player.act(pool)
-    assert broken.value.where["environment"] == "tiny-3"
-    pool.mask[2] = False
-    with pytest.raises(EmptyMaskError) as stuck:
-        player.act(pool)
-    assert stuck.value.where["environment"] == "tiny-2"
