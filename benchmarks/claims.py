@@ -22,8 +22,9 @@ from agentpipe.storage import read_json
 from benchmarks.claims_run import SMOKE, Sizes, key_of, run
 from benchmarks.claims_table import ARMS, CLAIMS, COLD_TARGET, STANDARD, TARGET, learned_to
 from benchmarks.claims_verdict import RULE, UNMEASURED, Estimate, estimate, spread, verdict
+from benchmarks.fetched import folder
 from benchmarks.measure import results_folder, stamp, store
-from benchmarks.resumable import Cache, Piece, cache_folder, deadline_in, plan, say_what_is_left, work
+from benchmarks.resumable import RUNS, Cache, Piece, deadline_in, plan, say_what_is_left, work
 from benchmarks.seeds import interval
 
 if TYPE_CHECKING:
@@ -199,13 +200,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     out = results_folder(chosen.out, smoke=chosen.smoke)
     sizes, origin = SMOKE if chosen.smoke else Sizes(), stamp("python -m benchmarks.claims")
-    cache = Cache(chosen.cache or (out / "runs" if chosen.smoke else cache_folder("claims", None)))
+    cache = Cache(chosen.cache or (out / "runs" if chosen.smoke else RUNS / "claims"))
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     asked = [arm for arm in ARMS if not chosen.arms or arm.name in chosen.arms]
-    starts, seeds = cache.folder / "starts", chosen.seeds or list(range(2 if chosen.smoke else 5))
+    starts = cache.folder / "starts" if chosen.smoke else folder("claims-starts")
+    seeds = chosen.seeds or list(range(2 if chosen.smoke else 5))
     wanted = pieces(asked, seeds, sizes, chosen.threads, starts)
     if chosen.plan:
         print(plan(wanted, cache))
@@ -224,6 +226,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(section(more))
     if left:
         say_what_is_left(left, cache, tell)
+    elif not chosen.arms and not chosen.seeds:
+        cache.keep_only(wanted)
 
 
 if __name__ == "__main__":

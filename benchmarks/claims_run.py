@@ -32,9 +32,9 @@ class Sizes:
     """expert episodes cloned before the policy gradient"""
     budget: int = 3_500_000
     """steps of the policy gradient"""
-    cold_rows: int = 2_048
+    cold_rows: int = 256
     """side by side, from random weights"""
-    cold_budget: int = 2_500_000
+    cold_budget: int = 1_300_000
     """steps from random weights"""
     validation: int = 245
     validation_episodes: int = 16
@@ -83,7 +83,7 @@ def recipe(sizes: Sizes, seed: int, threads: int, *, cold: bool) -> TrainingOpti
     if cold:
         rows, budget = sizes.cold_rows, sizes.cold_budget
         ppo = dataclasses.replace(
-            ppo, rollout_steps=32, minibatch=2_048, epochs=4, learning_rate=1e-3, entropy_weight=0.01
+            ppo, rollout_steps=32, minibatch=512, epochs=4, learning_rate=5e-4, entropy_weight=0.01
         )
     assert chosen.warm_up is not None
     return dataclasses.replace(

@@ -24,7 +24,7 @@ from benchmarks.measure import results_folder, stamp, store, usable_cores
 from benchmarks.peers_report import best_of, section
 from benchmarks.peers_run import TRIAL_SEED, as_run, key_of, probe, race, trial
 from benchmarks.peers_settings import CONTESTANTS, MASKABLE, PLAIN, SMOKE, WITH_MASK, Sizes
-from benchmarks.resumable import Cache, Piece, cache_folder, deadline_in, plan, say_what_is_left, work
+from benchmarks.resumable import RUNS, Cache, Piece, deadline_in, plan, say_what_is_left, work
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = results_folder(chosen.out, smoke=chosen.smoke)
     sizes, cores = SMOKE if chosen.smoke else Sizes(), min(2, len(usable_cores()))
     origin = stamp("python -m benchmarks.peers", ("gymnasium", "numba", "numpy", "torch"))
-    cache = Cache(chosen.cache or (out / "runs" if chosen.smoke else cache_folder("peers", None)))
+    cache = Cache(chosen.cache or (out / "runs" if chosen.smoke else RUNS / "peers"))
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -159,6 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(section(more))
     if left:
         say_what_is_left(left, cache, tell)
+    elif not skipped and not chosen.only and chosen.seeds == parser.get_default("seeds"):
+        cache.keep_only([*trials(contestants, sizes, cores), *every])
 
 
 def planned(asked: Sequence[Contestant], seeds: Sequence[int], sizes: Sizes, cores: int, cache: Cache) -> str:

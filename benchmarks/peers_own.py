@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentpipe.environments.layout import Purpose
-from benchmarks.peers_settings import DISCOUNT, GAE_LAMBDA, HIDDEN
+from benchmarks.peers_settings import CLIP, DISCOUNT, GAE_LAMBDA, HIDDEN
 
 if TYPE_CHECKING:
     from agentpipe.learning.options import TrainingOptions
@@ -52,6 +52,7 @@ def cold_options(ground: Ground, setting: Setting) -> TrainingOptions:
         final_entropy_share=1.0,
         discount=DISCOUNT,
         gae_lambda=GAE_LAMBDA,
+        clip=chosen.ppo.clip if setting.segments else (CLIP,) * len(chosen.ppo.clip),
     )
     network = dataclasses.replace(
         chosen.network, hidden=HIDDEN, shared_trunk=setting.shared, activation=setting.activation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,6 +63,8 @@ class Setting:
     """the learning rate falls to zero at the end, else it stays"""
     last_action: bool = False
     """the last action, one-hot, beside the observation"""
+    segments: bool = False
+    """of agentpipe alone: the clip range of each segment instead of one for all"""
     threads: int = 1
     """of torch; a trial finds out which number is fastest, and the simulator has as many as there are cores"""
 
@@ -76,7 +79,8 @@ class Setting:
             f"entropy {self.entropy_weight:g}",
             f"{self.activation}, {trunk}",
         ]
-        return ", ".join(parts + ["last action"] * self.last_action)
+        more = ["last action"] * self.last_action + ["clip range of each segment"] * self.segments
+        return ", ".join(parts + more)
 
 
 @dataclass(frozen=True)
@@ -91,16 +95,14 @@ class Contestant:
 
 
 _WIDE = Setting(2_048, 32, 2_048, 4, 1e-3)
-_APART = Setting(2_048, 32, 4_096, 4, 1e-3, activation="tanh", shared=False)
-_SMALLER = Setting(1_024, 32, 2_048, 6, 5e-4, shared=False, last_action=True)
-_ANNEALED = Setting(2_048, 32, 2_048, 4, 1e-3, shared=False, anneal=True, last_action=True)
-_STANDARD = Setting(7_000, 16, 16_384, 2, 1e-3, 0.005)
-_OURS_SMALLER = Setting(1_024, 32, 2_048, 6, 5e-4)
+_MIDDLE = Setting(1_024, 32, 2_048, 6, 5e-4, shared=False, last_action=True)
+_NARROW = Setting(256, 32, 512, 4, 5e-4, last_action=True)
+_OURS_NARROW = dataclasses.replace(_NARROW, last_action=False)
 
 CONTESTANTS = (
-    Contestant(OURS, (_WIDE, _STANDARD, _OURS_SMALLER)),
+    Contestant(OURS, (_WIDE, _OURS_NARROW, dataclasses.replace(_OURS_NARROW, segments=True))),
     Contestant(OURS_WARM, ()),
-    Contestant(ONE_FILE, (_WIDE, _APART, _ANNEALED)),
-    Contestant(MASKABLE, (_WIDE, _APART, _SMALLER)),
-    Contestant(PLAIN, (_WIDE, _APART, _SMALLER), (WITH_MASK, REPLACED)),
+    Contestant(ONE_FILE, (_WIDE, _NARROW, dataclasses.replace(_MIDDLE, anneal=True))),
+    Contestant(MASKABLE, (_WIDE, _MIDDLE, _NARROW)),
+    Contestant(PLAIN, (_WIDE, _MIDDLE, _NARROW), (WITH_MASK, REPLACED)),
 )

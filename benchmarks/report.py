@@ -46,7 +46,8 @@ a compiled pool costs by itself. Gymnasium's pools use one core however many the
 TRAINING_TEXT = """
 **What is timed.** For agentpipe one whole `train`: making the network, collecting, learning, TensorBoard events, checks
 for non-finite values, the final checkpoint and package with their flushes to disk. For Stable-Baselines3 `learn` of a
-model that was made before.
+model that was made before. For JAX one call of the program that holds all of a training, from new weights to the last
+update; it was compiled before, in the `compile seconds` beside its rate, which no rate counts.
 
 **The line** trains with the network, rollout and minibatch of the standard profile on all training environments,
 without looks at the validation split. Its warm-up counts the steps of the expert that is cloned.
@@ -57,7 +58,11 @@ minibatch, epochs, learning rate, discount, λ, clip range, gradient norm, optim
 cosine of time, an action mask, a running scale of rewards, normalisation of advantages over the rollout instead of the
 minibatch, and events and checkpoints; its gradient is written out instead of recorded by autograd, and it spreads over
 threads by itself. Stable-Baselines3 is measured with torch on one thread and on all, and gets fewer updates a turn
-since a rate needs no more: mean returns compare at equal updates only.
+since a rate needs no more: mean returns compare at equal updates only. The PPO in JAX is written for this table as
+PureJaxRL does it (Lu et al., 2022), and is not that package: it has an environment of its own, with the same equations
+in float32; an episode that reaches the step limit counts as ended, and its last state is not bootstrapped; the loss of
+the value is clipped, and half as large as that of Stable-Baselines3 (agentpipe's is so too). It writes no files; XLA
+spreads it over as many threads as there are cores.
 """
 
 
@@ -119,7 +124,7 @@ def simulator_section(content: dict[str, Any]) -> str:
 
 
 def training_section(content: dict[str, Any]) -> str:
-    """The trainer on the line and beside Stable-Baselines3."""
+    """The trainer on the line, and beside Stable-Baselines3 and PPO in JAX."""
     lines = [figure for figure in content["figures"] if "production line" in figure["name"]]
     others = [figure for figure in content["figures"] if figure not in lines]
     groups: list[tuple[str, Any]] = [("The line", lambda figure: figure in lines)]

@@ -2,27 +2,29 @@
 
 A piece that is kept is never made again; one whose configuration changed has another digest, and is. What the digest
 does not cover is the revision of the code: it is kept beside the figures, and a page says when there are several.
+Pieces are kept among the results, where they can be committed: another machine goes on where this one stopped.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import math
-import os
 import statistics
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentpipe.storage import canonical_json, digest_bytes, read_json, write_json
-from benchmarks.measure import revision
+from benchmarks.measure import RESULTS, revision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     Tell = Callable[[str], None]
 
+RUNS = RESULTS / "runs"
+"""holds a folder for each benchmark of this kind"""
 _AGAIN = 1.1
 """a piece is expected to take this many times the median of its kind: the last one should not run over"""
 
@@ -98,6 +100,13 @@ class Cache:
         known = [read_json(path)["seconds"] for path in sorted((self.folder / piece.kind).glob("*.json"))]
         return _AGAIN * statistics.median(known) if known else piece.seconds
 
+    def keep_only(self, pieces: Iterable[Piece]) -> None:
+        """Removes what belongs to no piece: figures of a configuration that is no more."""
+        wanted = {self.path(piece) for piece in pieces}
+        for path in self.folder.glob("*/*.json"):
+            if path not in wanted:
+                path.unlink()
+
     def origins(self, pieces: Iterable[Piece]) -> dict[str, Any]:
         """Revisions that the figures of ``pieces`` stem from, and between when and when they were made."""
         entries = [self.entry(piece) for piece in pieces if self.has(piece)]
@@ -141,12 +150,6 @@ def say_what_is_left(left: Sequence[Piece], cache: Cache, tell: Tell) -> None:
     """How many pieces are missing and about how long they take."""
     seconds = sum(cache.expected(piece) for piece in left)
     tell(f"{len(left)} measurements are left, about {seconds / 60:.0f} minutes: run the same command again")
-
-
-def cache_folder(name: str, given: Path | None) -> Path:
-    """``given``, else ``$AGENTPIPE_CACHE`` or ``~/.cache/agentpipe``, then ``benchmarks`` and ``name``."""
-    root = os.environ.get("AGENTPIPE_CACHE") or Path.home() / ".cache" / "agentpipe"
-    return given or Path(root) / "benchmarks" / name
 
 
 def plan(pieces: Sequence[Piece], cache: Cache) -> str:

@@ -4,9 +4,9 @@
 
 - the line as ``agentpipe run`` does (7,000 environments, network and sizes of the standard profile): the policy
   gradient, and the warm-up that clones an expert;
-- CartPole with two hidden layers of 64, in agentpipe's trainer and in Stable-Baselines3's PPO, with the same sizes of
-  rollout, minibatch and network, the same number of epochs and the same cores: once as small as its users run it, once
-  with thousands of environments.
+- CartPole with two hidden layers of 64, in agentpipe's trainer, in Stable-Baselines3's PPO and in PPO as one program
+  that JAX compiles, in the style of PureJaxRL, with the same sizes of rollout, minibatch and network, the same number
+  of epochs and the same cores: once as small as its users run it, once with thousands of environments.
 
 The mean return of the last episodes is kept beside each rate: it shows that what was measured has learned.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import stable_baselines
+from benchmarks import purejax, stable_baselines
 from benchmarks.line import frozen_line
 from benchmarks.measure import Contestant, take_turns
 from benchmarks.worker import Found, main
@@ -34,7 +34,7 @@ LINE, WARM_UP = "agentpipe, production line, policy gradient", "agentpipe, produ
 
 @dataclass(frozen=True)
 class Schedule:
-    """Sizes that both trainers get."""
+    """Sizes that all trainers get."""
 
     size: int
     """environments"""
@@ -161,19 +161,24 @@ def body(cores: int, smoke: bool) -> Found:  # noqa: FBT001 - called by the work
     line = Line(256 if smoke else None, cores)
     contestants = [line.policy_gradient(1 if smoke else 5), line.warm_up(300 if smoke else 40_000)]
     found.figures += take_turns(contestants, cores, repeats)
-    why_not = stable_baselines.make_importable()
-    if why_not:
-        found.skipped["Stable-Baselines3"] = why_not
-    else:
-        found.versions["stable-baselines3"] = stable_baselines.VERSION
+    for name, package, version, why_not in (
+        ("Stable-Baselines3", "stable-baselines3", stable_baselines.VERSION, stable_baselines.make_importable()),
+        ("PureJaxRL style", "jax", purejax.VERSION, purejax.make_importable(smoke=smoke)),
+    ):
+        if why_not:
+            found.skipped[name] = why_not
+        else:
+            found.versions[package] = version
     for schedule in (dataclasses.replace(SMALL, updates=8),) if smoke else (SMALL, LARGE):
         contestants = [cartpole_contestant(schedule, cores)]
         fewer = dataclasses.replace(schedule, updates=max(1, schedule.updates // SLOWER))
-        for threads in () if why_not else sorted({1, cores}):
+        for threads in sorted({1, cores}) if "stable-baselines3" in found.versions else ():
             own = [stable_baselines.OWN] if schedule.size <= SMALL.size else []
             contestants += [
                 stable_baselines.contestant(name, fewer, cores, threads) for name in [*own, stable_baselines.SHARED]
             ]
+        if "jax" in found.versions:
+            contestants.append(purejax.contestant(schedule, cores))
         found.figures += take_turns(contestants, cores, repeats)
     return found
 

@@ -1,6 +1,7 @@
 import gymnasium
 import numpy as np
 
+from benchmarks import purejax
 from benchmarks.cartpole import FEWEST, CartPolePool, advance
 
 
@@ -15,6 +16,15 @@ def test_steps_are_those_of_gymnasiums_cartpole():
             _, _, ended, _, _ = environment.step(action)
             assert advance(state, action) == ended
             np.testing.assert_allclose(state, environment.state, rtol=1e-12, atol=1e-15)
+
+
+def test_the_cartpole_for_jax_takes_the_same_steps():
+    generator = np.random.default_rng(0)
+    state, actions = generator.uniform(-1.0, 1.0, (200, 4)) * [2.5, 3.0, 0.25, 3.0], generator.integers(0, 2, 200)
+    after, fallen = purejax.advance(np, state, actions)
+    assert fallen.tolist() == [advance(row, action) for row, action in zip(state, actions, strict=True)]
+    assert 0 < fallen.sum() < len(fallen)
+    np.testing.assert_allclose(after, state, rtol=1e-12, atol=1e-15)
 
 
 def test_an_episode_ends_and_the_next_begins_in_the_same_step():
