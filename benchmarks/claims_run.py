@@ -30,15 +30,15 @@ class Sizes:
     """environments side by side"""
     warm_up_episodes: int = 60_000
     """expert episodes cloned before the policy gradient"""
-    budget: int = 3_500_000
+    budget: int = 2_100_000
     """steps of the policy gradient"""
     cold_rows: int = 256
     """side by side, from random weights"""
     cold_budget: int = 1_300_000
     """steps from random weights"""
     validation: int = 245
-    validation_episodes: int = 16
-    looks: int = 16
+    validation_episodes: int = 8
+    looks: int = 19
     """at the validation split, evenly over the budget"""
     holdout: int = 3_000
     holdout_episodes: int = 2

@@ -20,14 +20,14 @@ WITH_MASK, REPLACED = "most probable allowed action", "forbidden actions replace
 class Sizes:
     """How large the race is."""
 
-    steps: int = 2_000_000
+    steps: int = 1_200_000
     """environment steps after which all are compared"""
     seconds: float = 180.0
     """of training after which all are compared"""
     grid: int = 4
     """snapshots up to either"""
-    trial_seconds: float = 90.0
-    """of training of each setting that is tried; the first million steps are a plateau on which all are alike"""
+    trial_seconds: float = 60.0
+    """of training of each setting that is tried"""
     thread_seconds: float = 8.0
     """on each number of threads, before a trial"""
     environments: int = 7_000

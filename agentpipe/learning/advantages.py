@@ -124,19 +124,6 @@ def discounted_returns(r_t: Floats, done_t: Flags, discount: float) -> Floats:
     return returns
 
 
-def normalise_by_segment(a_t: Floats, segment_t: npt.NDArray[np.int8], segments: int) -> Floats:
-    """Advantages with mean 0 and standard deviation 1 within each segment (S9); see :func:`segment_scale`.
-
-    Args:
-        a_t: f32[M].
-        segment_t: i8[M], 0 to ``segments`` - 1.
-        segments: how many there are.
-    """
-    centre, scale = segment_scale(a_t, segment_t, segments)
-    normalised: Floats = ((a_t - centre[segment_t]) * scale[segment_t]).astype(np.float32)
-    return normalised
-
-
 def segment_scale(
     a_t: Floats, segment_t: npt.NDArray[np.int8], segments: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

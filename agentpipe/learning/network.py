@@ -320,11 +320,6 @@ class PolicyNetwork(nn.Module):
         head = self.actor_head
         return head.centred_weight() if isinstance(head, UnitHead) else head.weight
 
-    def in_encoder(self, name: str) -> bool:
-        """Whether the parameter ``name`` belongs to the encoder."""
-        shared = ("embedding.", "projection.", "first.", *(("actor_hidden.",) if self.options.shared_trunk else ()))
-        return name.startswith(shared)
-
     def forward(
         self, observation: Tensor, last_action: Tensor, time: Tensor, mask: Tensor, memory: Tensor | None = None
     ) -> tuple[Tensor, ...]:

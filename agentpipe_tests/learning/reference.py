@@ -7,8 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from agentpipe.learning.advantages import segment_scale
 from agentpipe.learning.batch import Batch
 from agentpipe.learning.fused import LOG_RATIO_LIMIT
+
+
+def normalised(advantages, segment, segments):
+    """Advantages under mean and deviation of their segments, as the gradient takes them."""
+    centre, scale = segment_scale(advantages, segment, segments)
+    return (advantages - centre[segment]) * scale[segment]
 
 
 def select(batch, rows):

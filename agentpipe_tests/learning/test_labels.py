@@ -190,12 +190,6 @@ def test_mixed_minibatch_adds_up_to_its_parts():
         torch.testing.assert_close(gradient, together, rtol=1e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_the_encoder_is_what_actor_and_critic_have_in_common(shared):
-    net = network(shared=shared)
-    assert {n for n, _ in net.named_parameters() if net.in_encoder(n)} == (ENCODER | TRUNK if shared else ENCODER)
-
-
 def rehearsed(net, rows=60, seed=1):
     generator = torch.Generator().manual_seed(seed)
     batch = Batch.allocate(rows, net.encoded_size, ACTIONS)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from agentpipe.learning.advantages import generalised_advantages, normalise_by_segment
+from agentpipe.learning.advantages import generalised_advantages
 from agentpipe.learning.fused import KL, POLICY, SEGMENTED, SegmentedGradient
 from agentpipe.learning.trainer import train
 from agentpipe.learning.workers import Workers
 from agentpipe_tests.learning.late import ACTION_NAMES, LatePool, late_options, no_statistics, right_share
-from agentpipe_tests.learning.reference import select
+from agentpipe_tests.learning.reference import normalised, select
 from agentpipe_tests.learning.test_ppo import batch_of, network
 
 SEEDS = range(3)
@@ -116,9 +116,9 @@ def test_normalisation_of_a_segment_does_not_depend_on_lengths():
     generator = np.random.default_rng(0)
     early, late = (generator.normal(scale, scale, 50).astype(np.float32) for scale in (1.0, 30.0))
     segment = np.repeat([0, 1], 50).astype(np.int8)
-    short = normalise_by_segment(np.concatenate([early, late]), segment, SEGMENTS)
+    short = normalised(np.concatenate([early, late]), segment, SEGMENTS)
     lengths = np.concatenate([np.zeros(50 * 7), np.ones(50)]).astype(np.int8)
-    long = normalise_by_segment(np.concatenate([np.tile(early, 7), late]), lengths, SEGMENTS)
+    long = normalised(np.concatenate([np.tile(early, 7), late]), lengths, SEGMENTS)
     np.testing.assert_allclose(long[:50], short[:50], atol=1e-5)
     np.testing.assert_allclose(long[-50:], short[50:], atol=1e-5)
 
