@@ -37,10 +37,10 @@ class TrainingSettings(_Section):
     """Sizes and rates of one training run. Times are simulated unless they say otherwise."""
 
     environments: int | None = Field(None, gt=0, description="training environments used; none = the whole split")
-    total_steps: int = Field(5_000_000, gt=0, description="environment steps after the warm-up")
+    total_steps: int = Field(6_000_000, gt=0, description="environment steps after the warm-up")
     rollout_steps: int = Field(16, gt=0, description="steps of each environment between two updates")
-    minibatch: int = Field(16_384, gt=0, description="samples a gradient step")
-    epochs: int = Field(2, gt=0, description="passes over each rollout")
+    minibatch: int = Field(8_192, gt=0, description="samples a gradient step")
+    epochs: int = Field(1, gt=0, description="passes over each rollout")
     hidden: int = Field(256, gt=0, description="width of the two hidden layers")
     shared_trunk: bool = Field(True, description="one trunk for actor and critic; false = one for each")
     encoder: EncoderName = Field(
@@ -362,6 +362,7 @@ DEMO: dict[str, dict[str, Any]] = {
     "training": {
         "environments": 360,
         "total_steps": 400_000,
+        "epochs": 2,
         "minibatch": 2_048,
         "warmup_minibatch": 720,
         "warmup_episodes": 40_000,

@@ -9,6 +9,17 @@ from agentpipe.defs.jobs import STAGES
 from agentpipe.defs.main_job import Outcome, keys_of
 from agentpipe.defs.references import Reference, References
 
+_TRAINING = (
+    "best_validation",
+    "stopped_by",
+    "updates",
+    "environment_steps",
+    "parent",
+    "steps_per_second",
+    "training_seconds",
+    "seconds_to_target",  # there once a look at the validation split showed the gates' target
+)
+
 
 def document(outcome: Outcome, wall_seconds: float) -> dict[str, Any]:
     """The figures of the candidate of ``outcome``; see the command's help for what each means."""
@@ -33,10 +44,7 @@ def document(outcome: Outcome, wall_seconds: float) -> dict[str, Any]:
         "line_profile": _line(one["line_profile"]),
         "players": one["holdout_evaluation"].figures["players"],
         "gates": gates(found),
-        "training": {
-            name: checkpoint.figures[name]
-            for name in ("best_validation", "stopped_by", "updates", "environment_steps", "parent")
-        },
+        "training": {name: checkpoint.figures[name] for name in _TRAINING if name in checkpoint.figures},
         "attribution": {name: value for name, value in one["failure_attribution"].figures.items() if name != "gates"},
         "drift": one["policy_drift"].figures,
         "package": {"path": str(outcome.home / checkpoint.path), "digest": checkpoint.data_version},

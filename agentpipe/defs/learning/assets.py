@@ -95,8 +95,12 @@ def _trained(trained: "TrainingResult | None", workspace: Workspace) -> dict[str
     if trained is None:
         return {"stopped_by": "labels", "updates": 0, "environment_steps": 0}
     best = trained.best_validation
+    reached = trained.seconds_to(workspace.settings.gates.success_target)
     return {
         "best_validation": best if best is not None else "not validated",
+        "steps_per_second": trained.steps_per_second,
+        "training_seconds": trained.seconds,
+        **({} if reached is None else {"seconds_to_target": reached}),
         "stopped_by": trained.reason,
         "updates": trained.updates,
         "environment_steps": trained.environment_steps,
@@ -141,12 +145,8 @@ def _shown(made: Made, workspace: Workspace) -> dict[str, Any]:
     if made.trained is None:
         assert made.tuned is not None
         return {"validation": plot(_tuning_curve(made.tuned), "validation success")}
-    reached = made.trained.seconds_to(workspace.settings.gates.success_target)
     return {
         "explanation": made.trained.explanation,
-        "steps_per_second": made.trained.steps_per_second,
-        "training_seconds": made.trained.seconds,
-        **({} if reached is None else {"seconds_to_target": reached}),
         "validation": plot(_curve(made.trained, workspace), "validation success"),
         "aids": rows([dataclasses.asdict(entry) for entry in made.trained.aid_log[-AIDS_SHOWN:]]),
         "tensorboard": dg.MetadataValue.path(str(made.trained.tensorboard)),
