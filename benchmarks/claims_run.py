@@ -70,15 +70,15 @@ def recipe(sizes: Sizes, seed: int, threads: int, *, cold: bool) -> TrainingOpti
     """What every arm begins with: the standard profile's options, but for this.
 
     Live samples only, no aid and no orchestrator, learning rate and entropy weight constant, so that the budget decides
-    nothing. From cloned weights the minibatch is half as large; from random ones rollouts are shorter in environments
-    and longer in steps, minibatches smaller and epochs more, which is what leaves the plateau there.
+    nothing. From random weights there are fewer environments, longer rollouts, smaller minibatches and more epochs: many
+    small updates are what leaves the plateau there.
     """
     from agentpipe.learning.aids.options import AidOptions
     from agentpipe.learning.options import training_options
     from agentpipe.settings import Settings
 
     chosen = training_options(Settings.model_construct(threads=threads, seed=seed))
-    ppo = dataclasses.replace(chosen.ppo, schedule="constant", final_entropy_share=1.0, minibatch=8_192)
+    ppo = dataclasses.replace(chosen.ppo, schedule="constant", final_entropy_share=1.0)
     rows, budget = sizes.rows, sizes.budget
     if cold:
         rows, budget = sizes.cold_rows, sizes.cold_budget
