@@ -70,8 +70,8 @@ def recipe(sizes: Sizes, seed: int, threads: int, *, cold: bool) -> TrainingOpti
     """What every arm begins with: the standard profile's options, but for this.
 
     Live samples only, no aid and no orchestrator, learning rate and entropy weight constant, so that the budget decides
-    nothing. From random weights there are fewer environments, longer rollouts, smaller minibatches and more epochs: many
-    small updates are what leaves the plateau there.
+    nothing. From random weights there are fewer environments, longer rollouts, smaller minibatches and more epochs:
+    many small updates are what leaves the plateau there.
     """
     from agentpipe.learning.aids.options import AidOptions
     from agentpipe.learning.options import training_options
