@@ -95,7 +95,7 @@ class Probe:
             AnswerError: an answer is no decision.
         """
         figures = [
-            compare(wire.name, batch, self.expected, self._ask_all(wire, batch), self.inputs.mask)
+            compare(wire.name, batch, self.expected, self._ask_all(wire, batch), self.inputs)
             for wire in self._wires
             for batch in BATCHES
         ]

@@ -81,5 +81,5 @@ def replay_reference(
 ) -> tuple[CaseFigures, ...]:
     """Compares the graph with the reference at batch 1, 7 and 64; raises ParityError beyond the tolerances."""
     return tuple(
-        compare("reference", batch, expected, run_session(session, inputs, batch), inputs.mask) for batch in BATCHES
+        compare("reference", batch, expected, run_session(session, inputs, batch), inputs) for batch in BATCHES
     )

@@ -149,7 +149,12 @@ def _outputs(action, probabilities, value):
     )
 
 
-MASK = np.array([[True, True, False]])
+def _asked(observation=0.0):
+    mask = np.array([[True, True, False]])
+    return PolicyInputs(np.full((1, 5), observation, np.float32), np.zeros(1, np.int64), np.zeros(1, np.float32), mask)
+
+
+ASKED = _asked()
 GOOD = _outputs([0], [[0.75, 0.25, 0.0]], [200.0])
 
 
@@ -168,21 +173,31 @@ GOOD = _outputs([0], [[0.75, 0.25, 0.0]], [200.0])
 )
 def test_each_kind_of_difference_is_refused(found, field):
     with pytest.raises(ParityError) as caught:
-        compare("case", 1, GOOD, found, MASK)
+        compare("case", 1, GOOD, found, ASKED)
     assert caught.value.where["field"] == field
 
 
 def test_differences_within_the_tolerance_pass_with_their_size():
     found = _outputs([0], [[0.750004, 0.249996, 0.0]], [200.001])
-    figures = compare("case", 1, GOOD, found, MASK)
+    figures = compare("case", 1, GOOD, found, ASKED)
     assert figures.max_abs_probability == pytest.approx(4e-6, rel=0.05)
     assert figures.max_relative_value == pytest.approx(5e-6, rel=0.05)
     assert figures.ties == 0
 
 
+def test_what_no_sensor_gives_may_differ_by_more_and_stands_beside():
+    found = _outputs([0], [[0.75005, 0.24995, 0.0]], [200.01])
+    figures = compare("case", 1, GOOD, found, _asked(1e30))
+    assert (figures.max_abs_probability, figures.max_relative_value) == (0.0, 0.0)
+    assert figures.max_abs_probability_far == pytest.approx(5e-5, rel=0.01)
+    for refused in (_outputs([0], [[0.7504, 0.2496, 0.0]], [200.0]), _outputs([1], [[0.75, 0.25, 0.0]], [200.0])):
+        with pytest.raises(ParityError):
+            compare("case", 1, GOOD, refused, _asked(-1e30))
+
+
 def test_two_equally_likely_actions_may_be_swapped_and_are_counted():
     expected = _outputs([0], [[0.5, 0.5, 0.0]], [0.0])
-    assert compare("case", 1, expected, _outputs([1], [[0.5, 0.5, 0.0]], [0.0]), MASK).ties == 1
+    assert compare("case", 1, expected, _outputs([1], [[0.5, 0.5, 0.0]], [0.0]), ASKED).ties == 1
 
 
 def test_latency_restores_the_thread_count(exported):

@@ -132,13 +132,14 @@ def test_the_graph_names_the_state_that_goes_in_and_out(built):
 
 
 def test_a_state_that_differs_is_named_by_the_comparison():
-    mask = np.ones((2, 3), np.bool_)
+    zeros = np.zeros(2, np.float32)
+    asked = PolicyInputs(np.zeros((2, 5), np.float32), np.zeros(2, np.int64), zeros, np.ones((2, 3), np.bool_))
     good = Outputs(np.zeros(2, np.int64), np.full((2, 3), 1 / 3, np.float32), np.zeros(2, np.float32), np.zeros((2, 4)))
     for change, match in ((2e-5, "memory differ by"), (np.nan, "memory are not finite")):
         other = np.zeros((2, 4))
         other[1, 2] = change
         with pytest.raises(ParityError, match=match) as caught:
-            compare("case", 1, good, good._replace(memory=other), mask)
+            compare("case", 1, good, good._replace(memory=other), asked)
         assert (caught.value.where["field"], caught.value.where["row"]) == ("memory", 1)
 
 
@@ -254,7 +255,7 @@ def test_a_client_hands_the_state_on(package, built, tmp_path):
         for part, answer in zip(parts, expected, strict=True):
             found = client.act(*part.arrays[:4], memory=state)
             state = found.memory
-            compare("served", 3, answer, Outputs(found.action, found.probabilities, found.value, state), part.mask)
+            compare("served", 3, answer, Outputs(found.action, found.probabilities, found.value, state), part)
 
 
 def test_a_client_refuses_a_state_that_is_missing_of_another_shape_or_not_finite(built, tmp_path):
@@ -310,7 +311,7 @@ def test_a_real_server_takes_the_bundle_and_carries_the_state_through_an_episode
         for part, answer in zip(parts, expected, strict=True):
             found = client.act(*part.arrays[:4], memory=state)
             state = found.memory
-            compare("served", 3, answer, Outputs(found.action, found.probabilities, found.value, state), part.mask)
+            compare("served", 3, answer, Outputs(found.action, found.probabilities, found.value, state), part)
     assert np.abs(state).max() > 0.01
     np.testing.assert_allclose(run_module(package[0].module, remembered(parts[-1], expected)).memory, state, atol=1e-5)
 
