@@ -38,10 +38,10 @@ class TrainingSettings(_Section):
 
     environments: int | None = Field(None, gt=0, description="training environments used; none = the whole split")
     total_steps: int = Field(6_000_000, gt=0, description="environment steps after the warm-up")
-    rollout_steps: int = Field(16, gt=0, description="steps of each environment between two updates")
+    rollout_steps: int = Field(16, gt=0, le=10_000, description="steps of each environment between two updates")
     minibatch: int = Field(8_192, gt=0, description="samples a gradient step")
     epochs: int = Field(1, gt=0, description="passes over each rollout")
-    hidden: int = Field(256, gt=0, description="width of the two hidden layers")
+    hidden: int = Field(256, gt=0, le=16_384, description="width of the two hidden layers")
     shared_trunk: bool = Field(True, description="one trunk for actor and critic; false = one for each")
     encoder: EncoderName = Field(
         "fusion", description="the policy reads observation, last action and time; mlp = the observation alone"
@@ -49,8 +49,10 @@ class TrainingSettings(_Section):
     actor_head: ActorHeadName = Field(
         "unit", description="unit = non-negative weights in rows of norm 1, with a learned temperature"
     )
-    perception: int = Field(48, ge=0, description="width of the network that believes which fault it is; 0 = none")
-    memory: int = Field(0, ge=0, description="units of the recurrent memory; 0 = none")
+    perception: int = Field(
+        48, ge=0, le=4_096, description="width of the network that believes which fault it is; 0 = none"
+    )
+    memory: int = Field(0, ge=0, le=4_096, description="units of the recurrent memory; 0 = none")
     learning_rate: float = Field(3e-4, gt=0, lt=1)
     final_learning_rate_share: float = Field(0.05, ge=0, le=1, description="last learning rate over the first")
     gamma: float = Field(0.995, gt=0, le=1)
@@ -123,7 +125,7 @@ class ExperienceSettings(_Section):
         "process", description="counted samples survive kill -9 (process), or also power loss up to a group (power)"
     )
     record_training: bool = Field(True, description="keep the live rollouts of training as shards")
-    shard_steps: int = Field(262_144, gt=0, description="steps after which training begins another shard")
+    shard_steps: int = Field(262_144, gt=0, le=2**31, description="steps after which training begins another shard")
     full_mb: int = Field(
         256, ge=0, description="full records that a training keeps; its older shards shrink to seeds and actions"
     )

@@ -178,6 +178,9 @@ def _columns(path: Path, shape: FeedbackShape) -> tuple[Arrays, npt.NDArray[np.i
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
         there = set(file.schema_arrow.names)
+        twice = sorted(name for name in there if file.schema_arrow.names.count(name) > 1)
+        if twice:
+            raise LearningError(f"column {twice[0]} is there twice", file=path, field=twice[0], remedy=remedy)
         missing = sorted(set(COLUMNS) - there) or sorted(set(PAYING) - there if set(PAYING) & there else ())
         if missing:
             raise LearningError(f"column {missing[0]} is missing", file=path, field=missing[0], remedy=remedy)
@@ -243,6 +246,8 @@ def _matrix(
 def _check(steps: Arrays, rows: npt.NDArray[np.int64], path: Path, actions: int) -> None:
     """Refuses the first row whose action is unknown or forbidden, or that holds what is not finite."""
     count = len(rows)
+    if not count:
+        return
     for name in ("observation", "time", "reward"):
         bad = ~np.isfinite(steps[name].reshape(count, -1)).all(axis=1)
         if bad.any():

@@ -106,6 +106,17 @@ def distillation_due(main: TrainingResult, options: TrainingOptions) -> str:
     return ""
 
 
+def nothing_met(main: TrainingResult, options: TrainingOptions) -> str:
+    """Why no environment of ``main`` can be called hard; empty where some can.
+
+    Episodes under a disturbance of the orchestrator's do not count: with a share of 1 there are no others.
+    """
+    least = options.aids.least_episodes
+    if (Met.restored(_book(main)).episodes >= least).any():
+        return ""
+    return f"not done: no environment was met {least} times under its own disturbance"
+
+
 def distillation_options(options: TrainingOptions, environments: int) -> TrainingOptions:
     """The options of the fine-tuning, from those of the training before it.
 
@@ -245,8 +256,8 @@ def _verdict(
         return False, f"not kept, a gate stopped it: {trained.explanation}"
     if trained.package.digest == main.package.digest:
         return False, f"not kept: every look lacked more than {tolerance:g} of validation {before:.4f}"
-    if after < before - tolerance:
+    if not after >= before - tolerance:
         return False, f"not kept, it costs more than {tolerance:g}: {told}"
-    if hard_after <= hard_before:
+    if not hard_after > hard_before:
         return False, f"not kept, nothing was gained: {told}"
     return True, f"kept: {told}"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
+from agentpipe.storage import typed_os_errors
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -18,28 +20,36 @@ class Events:
     Args:
         directory: of the event files.
         resume_at: environment steps from which a resumed run writes again; later events of the earlier run are hidden.
+
+    Raises:
+        DiskFullError, HomeError: here and in every method: events cannot be written.
     """
 
     def __init__(self, directory: Path, resume_at: int | None = None) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        directory.mkdir(parents=True, exist_ok=True)
-        self._writer: Any = SummaryWriter(str(directory), purge_step=resume_at)
+        self._directory = directory
+        with typed_os_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._writer: Any = SummaryWriter(str(directory), purge_step=resume_at)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._writer.close()
+        with typed_os_errors(self._directory):
+            self._writer.close()
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
         """Adds one scalar for each figure at ``step`` (environment steps)."""
-        for name, value in figures.items():
-            self._writer.add_scalar(name, value, step)
+        with typed_os_errors(self._directory):
+            for name, value in figures.items():
+                self._writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
         """Makes what was written so far visible to readers."""
-        self._writer.flush()
+        with typed_os_errors(self._directory):
+            self._writer.flush()
 
 
 class Utilisation:

@@ -106,6 +106,17 @@ class WarmUpOptions:
     answer_weight: float = 1.0
     """weight of the expert's answers beside its decisions"""
 
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            text = f"learning_rate {self.learning_rate}"
+            raise SettingsError(text, field="learning_rate", remedy="choose a number above 0: nothing is learned at 0")
+        if self.minibatch < 1 or self.episodes < 0:
+            text = f"{self.episodes} episodes in minibatches of {self.minibatch}"
+            raise SettingsError(text, field="minibatch", remedy="choose 1 sample or more, and 0 episodes or more")
+        if not (math.isfinite(self.answer_weight) and self.answer_weight >= 0):
+            text = f"answer_weight {self.answer_weight}"
+            raise SettingsError(text, field="answer_weight", remedy="choose 0 or more")
+
 
 @dataclass(frozen=True)
 class GateOptions:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from agentpipe.errors import CheckpointError
+from agentpipe.errors import CheckpointError, LearningError
 from agentpipe.learning.checkpoint import Checkpoint
 from agentpipe.learning.network import PolicyNetwork
+from agentpipe.learning.options import as_json
 from agentpipe.learning.package import first_difference, load_weights
 from agentpipe.learning.rewards import RewardScaler
 from agentpipe.learning.tensors import Arrays, required, unpack
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from agentpipe.learning.gates import WarmUpFigures
     from agentpipe.learning.normalisation import ObservationStatistics
     from agentpipe.learning.options import TrainingOptions
+    from agentpipe.learning.package import PolicyPackage
 
 _NAMED = {"rollouts": 1, "order": 2, "weights": 3, "replay": 4}
 
@@ -96,6 +98,23 @@ class TrainingState:
     def version(self) -> str:
         """Digest of the weights that play now."""
         return digest_bytes(b"".join(tensor.numpy().tobytes() for tensor in self.network.state_dict().values()))
+
+    def require_same_network(self, initial: PolicyPackage, action_names: tuple[str, ...]) -> None:
+        """Refuses weights to start from that are of another network than this one.
+
+        Raises:
+            LearningError: another encoder, head or size, or actions of other names; names the option.
+        """
+        theirs, mine = initial.network.state_dict(), self.network.state_dict()
+        other = first_difference(as_json(self.options.network), as_json(initial.network.options))
+        shapes = ({name: tensor.shape for name, tensor in state.items()} for state in (theirs, mine))
+        if other or next(shapes) != next(shapes):
+            name = f"network.{other}" if other else "network"
+            remedy = "train with the network options of the parent"
+            raise LearningError(f"the initial policy has another network: {name}", field=name, remedy=remedy)
+        if tuple(initial.action_names) != action_names:
+            remedy = "give the actions their names in the order of the package"
+            raise LearningError("the initial policy names other actions", field="action_names", remedy=remedy)
 
     def to_checkpoint(self, pool: LinePool, context: dict[str, Any], further: dict[str, Arrays]) -> Checkpoint:
         """Everything, with the snapshot of ``pool``; ``context`` is added to the content, ``further`` to the arrays."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
 from agentpipe.environments.layout import ACTION_NAMES, SIMULATOR_VERSION
-from agentpipe.errors import CheckpointError, LearningError
+from agentpipe.errors import CheckpointError, LearningError, NonFiniteError
 from agentpipe.learning import checkpoint as checkpoints
 from agentpipe.learning.aids.base import Knobs
 from agentpipe.learning.aids.chosen import chosen_aids
@@ -22,8 +23,8 @@ from agentpipe.learning.joint.training import JointTraining
 from agentpipe.learning.lineage import labels_digest
 from agentpipe.learning.metrics import Events, Utilisation
 from agentpipe.learning.network import PolicyNetwork
-from agentpipe.learning.options import TrainingOptions, as_json, share_at
-from agentpipe.learning.package import PolicyPackage, first_difference
+from agentpipe.learning.options import TrainingOptions, share_at
+from agentpipe.learning.package import PolicyPackage
 from agentpipe.learning.ppo import prepare, update
 from agentpipe.learning.replay import open_replay, replayed_rows
 from agentpipe.learning.result import Reason, TrainingResult
@@ -178,9 +179,12 @@ class _Run:
     def descend(self, initial: PolicyPackage | None) -> None:
         """Takes over what an ancestor hands on: the labels it was trained on, and itself as an anchor."""
         ppo, weight = self.options.ppo, self.options.kl_weight
-        if initial is not None and initial.labels:
-            self.labels = initial.labels
-            self.context["labels"] = labels_digest(initial.labels)
+        if initial is not None:
+            self.state.require_same_network(initial, self.action_names)
+            self.context["initial"] = initial.digest
+            if initial.labels:
+                self.labels = initial.labels
+                self.context["labels"] = labels_digest(initial.labels)
         if weight == 0:
             return
         if initial is None:
@@ -204,6 +208,11 @@ class _Run:
             if found.content.get(name) != self.context.get(name):
                 remedy = "resume with the initial package that it was made with"
                 raise CheckpointError("made from another package", file=path, field=name, remedy=remedy)
+        began = found.content.get("initial")
+        if began != self.context.get("initial", began):
+            raise CheckpointError("it began from another package", file=path, field="initial", remedy="start anew")
+        if began is not None:
+            self.context["initial"] = began
         drawn: Any = found.content.get("replay")
         if (drawn is None) != (self.replay is None):
             remedy = "resume with the recorded trajectories that it was made with, or start anew"
@@ -227,7 +236,7 @@ class _Run:
     ) -> None:
         state, options = self.state, self.options
         if initial is not None:
-            self._take_weights(initial)
+            state.network.load_state_dict(initial.network.state_dict())
         elif demonstrations is not None:
             state.warm_up = clone_demonstrations(
                 demonstrations, state, options.demonstrations, options.ppo, self.workers, self.progress
@@ -253,16 +262,6 @@ class _Run:
         self._look()
         if state.warm_up is not None:
             self._save()  # an interrupted run does not warm up again
-
-    def _take_weights(self, initial: PolicyPackage) -> None:
-        theirs, mine = initial.network.state_dict(), self.state.network.state_dict()
-        other = first_difference(as_json(self.options.network), as_json(initial.network.options))
-        shapes = ({name: tensor.shape for name, tensor in state.items()} for state in (theirs, mine))
-        if other or next(shapes) != next(shapes):
-            name = f"network.{other}" if other else "network"
-            remedy = "train with the network options of the parent"
-            raise LearningError(f"the initial policy has another network: {name}", field=name, remedy=remedy)
-        self.state.network.load_state_dict(theirs)
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -393,6 +392,9 @@ class _Run:
             return
         state, counters = self.state, self.state.counters
         score = float(self.validate(self._package(state.weights())))
+        if not math.isfinite(score):
+            remedy = "mend what scores policies; the last checkpoint is good"
+            raise NonFiniteError("not finite", field="validation score", step=counters.update, remedy=remedy)
         top, tolerance = max((seen for _, seen in counters.validations), default=None), self.options.tolerance
         counters.validations.append([counters.update, score])
         self.looked.append((time.monotonic() - self.started, score))

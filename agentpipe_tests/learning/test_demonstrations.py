@@ -232,3 +232,18 @@ def test_a_damaged_shard_is_refused(recorded, tmp_path):
         file.write(b"\xff\x00\xff\x00")
     with pytest.raises(CorruptError):
         read(copy)
+
+
+def test_a_file_without_a_decision_has_too_few_episodes(rows, tmp_path):
+    nothing = {name: values[:0] for name, values in rows.items()}
+    labels = {**rows, "kind": ["label"] * len(rows["time"])}
+    for name, some in (("empty", {**nothing, "line_id": pa.array([], pa.string())}), ("labels", labels)):
+        with pytest.raises(LearningError, match="0 episodes to learn from, at least 50 are needed"):
+            read(write(tmp_path / f"{name}.parquet", some), least=50)
+
+
+def test_a_column_that_is_there_twice_is_named(rows, tmp_path):
+    table = pq.read_table(write(tmp_path / "once.parquet", rows))
+    pq.write_table(table.append_column("mask", table.column("mask")), tmp_path / "twice.parquet")
+    with pytest.raises(LearningError, match="column mask is there twice"):
+        read(tmp_path / "twice.parquet")

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentpipe.errors import LearningError
+from agentpipe.errors import CheckpointError, LearningError
 from agentpipe.learning.aids.options import AidOptions
-from agentpipe.learning.distillation import HARDEST, distil, distillation_due, distillation_options
+from agentpipe.learning.distillation import HARDEST, distil, distillation_due, distillation_options, nothing_met
 from agentpipe.learning.gates import GateFigure
 from agentpipe.learning.package import PolicyPackage
 from agentpipe.learning.result import TrainingResult
@@ -85,7 +85,7 @@ def train_main(folder, options):
     return train(pool, tiny_statistics(), options, directory=folder, validate=success(EASY), action_names=ACTION_NAMES)
 
 
-def run(main, folder, **changes):
+def run(main, folder, options=OPTIONS, **changes):
     given = {
         "names": NAMES,
         "pool_for": lambda rows: UnlikePool(rows, seed=5),
@@ -93,7 +93,7 @@ def run(main, folder, **changes):
         "validate": success(EASY),
         "directory": folder,
     }
-    return distil(main, OPTIONS, **{**given, **changes})
+    return distil(main, options, **{**given, **changes})
 
 
 def test_the_hardest_are_found_and_learned_at_no_cost_to_validation(main, tmp_path):
@@ -200,3 +200,24 @@ def ended(reason="budget", status="pass"):
 def test_when_it_is_due(mode, reason, status, due):
     options = replace(OPTIONS, aids=replace(AIDS, distillation=mode))
     assert distillation_due(ended(reason, status), options) == due
+
+
+def test_a_score_that_is_no_number_keeps_nothing(main, tmp_path):
+    found = run(main, tmp_path, judge_for=lambda _: lambda _: float("nan"))
+    assert not found.kept
+
+
+def test_why_there_are_no_hardest_environments_is_told_before(main):
+    assert nothing_met(main, OPTIONS) == ""
+    few = replace(OPTIONS, aids=replace(AIDS, least_episodes=10_000))
+    assert nothing_met(main, few) == "not done: no environment was met 10000 times under its own disturbance"
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.05])
+def test_one_that_began_from_another_policy_is_not_gone_on_with(main, tmp_path, weight):
+    options = replace(OPTIONS, aids=replace(AIDS, distillation_kl_weight=weight))
+    asked = iter([False, True])
+    run(main, tmp_path / "part", options, stop=lambda: next(asked))
+    other = train_main(tmp_path / "other", replace(OPTIONS, seed=1, budget_steps=512 * 8))
+    with pytest.raises(CheckpointError, match="from another package"):
+        run(other, tmp_path / "part", options)

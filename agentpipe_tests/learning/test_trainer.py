@@ -9,10 +9,18 @@ import sys
 import numpy as np
 import pytest
 
-from agentpipe.errors import CheckpointError, LearningError, NonFiniteError, VersionError
+from agentpipe.errors import CheckpointError, HomeError, LearningError, NonFiniteError, SettingsError, VersionError
 from agentpipe.learning import checkpoint as checkpoints
 from agentpipe.learning.gates import Breaker, training_gate, warm_up_gate
-from agentpipe.learning.options import GateOptions, NetworkOptions, StreamOptions, share_at, training_options
+from agentpipe.learning.metrics import Events
+from agentpipe.learning.options import (
+    GateOptions,
+    NetworkOptions,
+    StreamOptions,
+    WarmUpOptions,
+    share_at,
+    training_options,
+)
 from agentpipe.learning.package import PolicyPackage
 from agentpipe.learning.trainer import train
 from agentpipe.settings import Settings
@@ -408,3 +416,39 @@ def test_critic_learns_one_over_one_minus_gamma_across_truncations(tmp_path, ter
     pool.reset()
     value = result.package.act(pool.observation, pool.last_action, pool.time, pool.mask).value.mean()
     assert value * result.update_log[-1]["rewards/deviation"] == pytest.approx(expected, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"learning_rate": 0.0},
+        {"learning_rate": float("nan")},
+        {"learning_rate": -1.0},
+        {"minibatch": 0},
+        {"episodes": -1},
+        {"answer_weight": -1.0},
+        {"answer_weight": float("inf")},
+    ],
+)
+def test_a_warm_up_that_could_not_learn_is_refused(changes):
+    with pytest.raises(SettingsError):
+        WarmUpOptions(**changes)
+
+
+def test_a_validation_score_that_is_no_number_ends_the_run(tmp_path):
+    with pytest.raises(NonFiniteError, match="validation score"):
+        run(tmp_path, validate=lambda _: float("nan"))
+
+
+def test_weights_whose_actions_have_other_names_are_refused(tmp_path):
+    first = run(tmp_path / "a", tiny_options(budget_steps=1_024))
+    with pytest.raises(LearningError, match="names other actions"):
+        run(tmp_path / "b", initial=first.package, action_names=ACTION_NAMES[::-1])
+
+
+def test_events_that_cannot_be_written_are_a_typed_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HomeError):
+        Events(tmp_path / "file")
+    with pytest.raises(HomeError):
+        Events(tmp_path / "file" / "below")

@@ -128,7 +128,7 @@ def _distilled(made: Made) -> dict[str, Any]:
     """What fine-tuning on the hardest environments gained, and whether it was kept."""
     distilled = made.distilled
     if distilled is None:
-        return {}
+        return {"distillation": made.undistilled} if made.undistilled else {}
     return {
         "distillation": distilled.explanation,
         "distillation_kept": distilled.kept,

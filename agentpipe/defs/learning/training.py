@@ -58,6 +58,8 @@ class Made:
     """the fine-tuning on the hardest training environments, where there was one"""
     untuned: str = ""
     """why a retraining learned from no labels"""
+    undistilled: str = ""
+    """why there was no fine-tuning on the hardest training environments though it was due"""
 
 
 def make(work: Step) -> Made:
@@ -93,7 +95,7 @@ def cells(work: Step) -> list[str]:
 
 
 def _from_scratch(work: Step, current: Champion | None) -> Made:
-    from agentpipe.learning.distillation import distillation_due
+    from agentpipe.learning.distillation import distillation_due, nothing_met
     from agentpipe.learning.normalisation import ObservationStatistics
     from agentpipe.learning.options import training_options
 
@@ -103,6 +105,8 @@ def _from_scratch(work: Step, current: Champion | None) -> Made:
     due = distillation_due(trained, options)
     if not due:
         return Made(trained.package, trained.package_path, trained)
+    if why_not := nothing_met(trained, options):
+        return Made(trained.package, trained.package_path, trained, undistilled=f"due ({due}), {why_not}")
     distilled = _distil(work, trained, options, current, due)
     return Made(distilled.package, distilled.package_path, trained, distilled=distilled)
 
