@@ -208,6 +208,7 @@ def distilled(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return result
 
     monkeypatch.setattr("agentpipe.learning.distillation.distillation_due", lambda *_: "always")
+    monkeypatch.setattr("agentpipe.learning.distillation.nothing_met", lambda *_: "")
     monkeypatch.setattr("agentpipe.learning.distillation.distil", distil)
     return asked
 
@@ -230,9 +231,20 @@ def test_where_it_is_due_the_hardest_environments_are_learned_apart(stand: Stand
 def test_an_interrupted_distillation_is_no_candidate(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = SimpleNamespace(finished=False)
     monkeypatch.setattr("agentpipe.learning.distillation.distillation_due", lambda *_: "always")
+    monkeypatch.setattr("agentpipe.learning.distillation.nothing_met", lambda *_: "")
     monkeypatch.setattr("agentpipe.learning.distillation.distil", lambda *_, **__: broken)
     with pytest.raises(LearningError, match="distillation was interrupted"):
         stand.make("manual")
+
+
+def test_where_no_environment_was_met_the_main_policy_is_kept_and_it_is_said(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentpipe.learning.distillation.distillation_due", lambda *_: "always")
+    monkeypatch.setattr("agentpipe.learning.distillation.nothing_met", lambda *_: "not done: none was met")
+    made = stand.make("manual")
+    assert made.distilled is None
+    assert assets._distilled(made) == {"distillation": "due (always), not done: none was met"}
 
 
 def test_without_distillation_nothing_is_shown_of_it(stand: Stand) -> None:
