@@ -24,6 +24,12 @@ Normalise = Literal["segment", "batch"]
 Credit = Literal["episode", "segment"]
 
 
+def _require_rate(learning_rate: float) -> None:
+    if not (math.isfinite(learning_rate) and learning_rate > 0):
+        text = f"learning_rate {learning_rate}"
+        raise SettingsError(text, field="learning_rate", remedy="choose a number above 0: nothing is learned at 0")
+
+
 @dataclass(frozen=True)
 class NetworkOptions:
     """Shape of the actor-critic network."""
@@ -88,9 +94,7 @@ class PpoOptions:
     """advantages reach back over the whole episode, or within a segment only"""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            text = f"learning_rate {self.learning_rate}"
-            raise SettingsError(text, field="learning_rate", remedy="choose a number above 0: nothing is learned at 0")
+        _require_rate(self.learning_rate)
 
 
 @dataclass(frozen=True)
@@ -107,9 +111,7 @@ class WarmUpOptions:
     """weight of the expert's answers beside its decisions"""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            text = f"learning_rate {self.learning_rate}"
-            raise SettingsError(text, field="learning_rate", remedy="choose a number above 0: nothing is learned at 0")
+        _require_rate(self.learning_rate)
         if self.minibatch < 1 or self.episodes < 0:
             text = f"{self.episodes} episodes in minibatches of {self.minibatch}"
             raise SettingsError(text, field="minibatch", remedy="choose 1 sample or more, and 0 episodes or more")

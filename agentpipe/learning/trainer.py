@@ -393,7 +393,7 @@ class _Run:
         state, counters = self.state, self.state.counters
         score = float(self.validate(self._package(state.weights())))
         if not math.isfinite(score):
-            remedy = "mend what scores policies; the last checkpoint is good"
+            remedy = "mend what scores policies, and resume where there is a checkpoint"
             raise NonFiniteError("not finite", field="validation score", step=counters.update, remedy=remedy)
         top, tolerance = max((seen for _, seen in counters.validations), default=None), self.options.tolerance
         counters.validations.append([counters.update, score])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Iterator
@@ -122,7 +123,8 @@ def test_an_edit_of_the_table_is_seen_from_the_tick_to_the_green_partitions(
 ) -> None:
     loop = Loop(served.home, served)
     where = "kind = load and intensity = 4 and variant = 0"
-    try:
+    with contextlib.ExitStack() as failed:
+        failed.callback(lambda: page.is_closed() or page.screenshot(path=tmp_path / "failed.png"))
         loop.command("table", "set", "network_rtt_ms=33", "--where", where, "--who", "eve", "--why", "switch")
         page.goto(f"{served.url}/locations/agentpipe/sensors/table_changes")
         page.get_by_text(re.compile(r"^[1-9]\d* (runs?|backfills?) requested$")).first.wait_for()
@@ -137,6 +139,4 @@ def test_an_edit_of_the_table_is_seen_from_the_tick_to_the_green_partitions(
         page.goto(f"{served.url}/assets/trajectories?view=partitions&partition=load-4")
         page.get_by_text("Materialized (15)").wait_for()
         page.get_by_text("Materialized", exact=True).first.wait_for()
-    except Exception:
-        page.screenshot(path=tmp_path / "failed.png")
-        raise
+        failed.pop_all()

@@ -6,6 +6,7 @@ A back end is a subclass whose ``keep`` stores batches of episodes and gives som
 
 from __future__ import annotations
 
+import abc
 import contextlib
 
 import numpy as np
@@ -41,7 +42,7 @@ def content(record):
     return record.tobytes()[rec.PREFIX :]
 
 
-class EpisodeStoreContract:
+class EpisodeStoreContract(abc.ABC):
     """Derive from it, and give ``keep``."""
 
     batches = staticmethod(
@@ -53,9 +54,9 @@ class EpisodeStoreContract:
     )
     """what is stored, one append each"""
 
+    @abc.abstractmethod
     def keep(self, tmp_path, batches):
         """A context manager: stores ``batches`` and gives the reader."""
-        raise NotImplementedError
 
     @pytest.fixture
     def stored(self, tmp_path):
