@@ -278,8 +278,28 @@ def home_lock(home: Path, holder: str) -> Iterator[None]:
         HomeError: something else lies in its place: a link, a pipe, a folder.
     """
     prepare_home(home)
-    path = home / "lock"
+    with writer_lock(home, holder, what="home", instead="use another --home"):
+        yield
+
+
+@contextlib.contextmanager
+def writer_lock(
+    directory: Path, holder: str, *, what: str = "directory", instead: str = "use another directory"
+) -> Iterator[None]:
+    """As :func:`home_lock`, for any directory with one writer; it is made if need be.
+
+    Args:
+        directory: holds the file ``lock``.
+        holder: what runs; the next one reads it.
+        what: the directory in a word.
+        instead: what else one can do but wait.
+
+    Raises:
+        LockHeldError, HomeError: as there.
+    """
+    path = directory / "lock"
     with typed_os_errors(path):
+        directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -288,8 +308,8 @@ def home_lock(home: Path, holder: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             other = os.pread(descriptor, 4096, 0).decode(errors="replace").strip() or "unknown"
-            remedy = "wait until it ends, or use another --home"
-            raise LockHeldError(f"the home is held by {other}", file=path, remedy=remedy) from error
+            remedy = f"wait until it ends, or {instead}"
+            raise LockHeldError(f"the {what} is held by {other}", file=path, remedy=remedy) from error
         with typed_os_errors(path), _room_for_nothing():
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{holder} (process {os.getpid()})".encode(), 0)

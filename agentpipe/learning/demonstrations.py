@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentpipe.errors import LearningError, NonFiniteError
+from agentpipe.feedback.schema import MOST_MINUTES
 from agentpipe.storage import digest_bytes
 
 if TYPE_CHECKING:
@@ -87,8 +88,9 @@ def read_demonstrations(
 
     Raises:
         LearningError: fewer than ``least`` episodes are left; a file cannot be read or lacks a column; sizes differ
-            from ``shape``; an action is unknown, or forbidden by its mask: names file and row (from 1; in a shard, the
-            number of the record).
+            from ``shape``; a value is of another type than in decision records, a time is negative or beyond a million
+            minutes, an action unknown or forbidden by its mask: names file and row (from 1; in a shard, the number of
+            the record).
         NonFiniteError: an observation, a time or a reward is not finite; names file, row and field.
         CorruptError, VersionError, ShrunkError: a shard is damaged, of another format, or holds no observations.
     """
@@ -195,14 +197,14 @@ def _columns(path: Path, shape: FeedbackShape) -> tuple[Arrays, npt.NDArray[np.i
         steps = {
             "observation": _matrix(table, "observation", shape.observation_size, np.float32, place, path),
             "mask": _matrix(table, "mask", shape.action_count, np.bool_, place, path),
-            "last_action": _vector(table, "last_action", np.int64),
-            "action": _vector(table, "action", np.int64),
-            "time": _vector(table, "elapsed_minutes", np.float32),
+            "last_action": _vector(table, "last_action", np.int64, place, path),
+            "action": _vector(table, "action", np.int64, place, path),
+            "time": _vector(table, "elapsed_minutes", np.float32, place, path),
             "reward": np.zeros(table.num_rows, np.float32),
         }
         if set(PAYING) <= there:
-            steps["reward"] = _vector(table, "reward", np.float32)
-            steps["terminated"] = _vector(table, "terminated", np.bool_)
+            steps["reward"] = _vector(table, "reward", np.float32, place, path)
+            steps["terminated"] = _vector(table, "terminated", np.bool_, place, path)
         lines = np.asarray(table.column("line_id").to_pylist(), dtype=np.str_)
         order = np.lexsort((place, table.column("time").cast(pa.int64()).to_numpy(), lines))
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
@@ -216,8 +218,29 @@ def _refuse_nulls(column: Any, name: str, place: npt.NDArray[np.int64], path: Pa
         raise LearningError(f"{name} is empty", file=path, row=row, field=name, remedy=_REMEDY)
 
 
-def _vector(table: Any, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:  # noqa: ANN401 - pyarrow
-    return np.asarray(table.column(name).to_numpy()).astype(dtype)
+def _vector(
+    table: Any, name: str, dtype: npt.DTypeLike, place: npt.NDArray[np.int64], path: Path  # noqa: ANN401 - pyarrow
+) -> npt.NDArray[Any]:  # fmt: skip
+    return _cast(np.asarray(table.column(name).to_numpy()), name, np.dtype(dtype), place, path)
+
+
+def _cast(
+    values: npt.NDArray[Any], name: str, dtype: np.dtype[Any], place: npt.NDArray[np.int64], path: Path
+) -> npt.NDArray[Any]:
+    """``values``, one or as many for each of the rows ``place``, as ``dtype``: nothing is cut off, no text is true."""
+    kinds = {"b": "b", "i": "iuf", "f": "iuf"}[dtype.kind]
+    if len(values) and values.dtype.kind not in kinds:
+        text = f"{name} is of type {values.dtype}, which is no {dtype}"
+        raise LearningError(text, file=path, field=name, remedy="give the column the type of decision records")
+    if dtype.kind == "i":
+        with np.errstate(invalid="ignore"):
+            bad = values != values.astype(dtype)
+        if bad.any():
+            row = int(np.argmax(bad))
+            text = f"{name} {values[row]} is no whole number"
+            raise LearningError(text, file=path, row=int(place[row]) + 1, field=name, remedy=_REMEDY)
+    with np.errstate(over="ignore"):  # too large for a float32 becomes infinite, and is refused as that
+        return values.astype(dtype)
 
 
 def _matrix(
@@ -237,7 +260,8 @@ def _matrix(
         raise LearningError(
             f"{name} has an empty value", file=path, row=int(place[row]) + 1, field=name, remedy=_REMEDY
         )
-    return np.asarray(values.to_numpy(zero_copy_only=False)).astype(dtype).reshape(len(lengths), width)
+    flat = np.asarray(values.to_numpy(zero_copy_only=False))
+    return _cast(flat, name, np.dtype(dtype), place, path).reshape(len(lengths), width)
 
 
 # -- both ----------------------------------------------------------------------------------------------------------
@@ -255,7 +279,9 @@ def _check(steps: Arrays, rows: npt.NDArray[np.int64], path: Path, actions: int)
     action, last = steps["action"], steps["last_action"]
     known = (action >= 0) & (action < actions)
     legal = known & steps["mask"][np.arange(count), np.where(known, action, 0)]
+    time = steps["time"]
     problems = (
+        ("time", (time < 0) | (time > MOST_MINUTES), "{} minutes since the start"),
         ("action", ~known, "unknown action {}"),
         ("last_action", (last < 0) | (last > actions), "unknown last action {}"),
         ("action", ~legal, "action {} is not allowed by its mask"),
@@ -263,7 +289,7 @@ def _check(steps: Arrays, rows: npt.NDArray[np.int64], path: Path, actions: int)
     for name, bad, text in problems:
         if bad.any():
             row = int(np.argmax(bad))
-            said = text.format(int(steps[name][row]))
+            said = text.format(steps[name][row])
             raise LearningError(said, file=path, row=int(rows[row]), field=name, remedy=_REMEDY)
 
 

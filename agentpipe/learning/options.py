@@ -5,10 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from pydantic import Field
+
+from agentpipe.environments.layout import SEGMENTS
 from agentpipe.errors import SettingsError
 from agentpipe.learning.aids.options import AidOptions, DemonstrationOptions, OrchestratorOptions
+from agentpipe.learning.checked import (
+    Count,
+    Positive,
+    Share,
+    ShareBelowOne,
+    Size,
+    Weight,
+    check_fields,
+)
 from agentpipe.storage import canonical_json, digest_bytes
 
 if TYPE_CHECKING:
@@ -24,21 +36,15 @@ Normalise = Literal["segment", "batch"]
 Credit = Literal["episode", "segment"]
 
 
-def _require_rate(learning_rate: float) -> None:
-    if not (math.isfinite(learning_rate) and learning_rate > 0):
-        text = f"learning_rate {learning_rate}"
-        raise SettingsError(text, field="learning_rate", remedy="choose a number above 0: nothing is learned at 0")
-
-
 @dataclass(frozen=True)
 class NetworkOptions:
     """Shape of the actor-critic network."""
 
-    hidden: tuple[int, ...] = (128, 128)
+    hidden: Annotated[tuple[Count, ...], Field(min_length=1)] = (128, 128)
     """widths of the hidden layers, the same for actor and critic"""
-    action_embedding: int = 16
+    action_embedding: Count = 16
     """size of the embedding of the last action"""
-    time_frequencies: int = 6
+    time_frequencies: Count = 6
     """octaves of the sin/cos encoding of time"""
     shared_trunk: bool = False
     """one trunk for actor and critic (faster), or one for each"""
@@ -48,45 +54,53 @@ class NetworkOptions:
     """what the first layer reads: observation, embedding of the last action and time, or the observation alone"""
     actor_head: ActorHead = "linear"
     """unit: non-negative weights in rows of norm 1, with a learned temperature and bias"""
-    perception: int = 0
+    perception: Size = 0
     """width of the network that believes which fault it is; 0 = none"""
-    memory: int = 0
+    memory: Size = 0
     """units of the recurrent memory; 0 = none"""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
 class PpoOptions:
     """Segment-wise clipped policy gradient (S9)."""
 
-    rollout_steps: int = 16
+    rollout_steps: Count = 16
     """steps of each environment between two updates"""
-    epochs: int = 3
+    epochs: Count = 3
     """passes over each rollout"""
-    minibatch: int = 16_384
+    minibatch: Count = 16_384
     """samples of one gradient step"""
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """at the start of the schedule"""
     schedule: Schedule = "linear"
     """of the learning rate over the budget of environment steps"""
-    final_learning_rate_share: float = 0.05
+    final_learning_rate_share: Weight = 0.05
     """last learning rate over the first"""
-    discount: float = 0.995
+    discount: Share = 0.995
     """gamma"""
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     """lambda of generalised advantage estimation"""
-    clip: tuple[float, ...] = (0.15, 0.08, 0.25, 0.12)
+    clip: Annotated[tuple[Positive, ...], Field(min_length=len(SEGMENTS), max_length=len(SEGMENTS))] = (
+        0.15,
+        0.08,
+        0.25,
+        0.12,
+    )
     """clip range of the probability ratio: identify, assess, dispatch, execute"""
-    entropy_weight: float = 0.01
+    entropy_weight: Weight = 0.01
     """weight of the entropy bonus"""
-    final_entropy_share: float = 1.0
+    final_entropy_share: Weight = 1.0
     """last entropy weight over the first; it moves linearly with the budget"""
-    value_weight: float = 0.5
+    value_weight: Weight = 0.5
     """weight of the value loss"""
-    max_gradient_norm: float = 1.0
+    max_gradient_norm: Positive = 1.0
     """gradients are scaled down to this norm"""
-    target_kl: float | None = None
+    target_kl: Positive | None = None
     """no further epoch of an update once the mean KL of one exceeds this"""
-    reward_clamp: float = 5.0
+    reward_clamp: Positive = 5.0
     """scaled rewards are clamped to plus and minus this"""
     normalise: Normalise = "segment"
     """advantages have mean 0 and deviation 1 within each segment, or within the whole batch"""
@@ -94,30 +108,24 @@ class PpoOptions:
     """advantages reach back over the whole episode, or within a segment only"""
 
     def __post_init__(self) -> None:
-        _require_rate(self.learning_rate)
+        check_fields(self)
 
 
 @dataclass(frozen=True)
 class WarmUpOptions:
     """Cloning of an expert before the policy gradient."""
 
-    episodes: int = 400_000
+    episodes: Size = 400_000
     """freshly played expert episodes that are enough"""
-    minibatch: int = 3_500
+    minibatch: Count = 3_500
     """samples of one gradient step"""
-    learning_rate: float = 2e-3
+    learning_rate: Positive = 2e-3
     """at the start; it falls along a cosine"""
-    answer_weight: float = 1.0
+    answer_weight: Weight = 1.0
     """weight of the expert's answers beside its decisions"""
 
     def __post_init__(self) -> None:
-        _require_rate(self.learning_rate)
-        if self.minibatch < 1 or self.episodes < 0:
-            text = f"{self.episodes} episodes in minibatches of {self.minibatch}"
-            raise SettingsError(text, field="minibatch", remedy="choose 1 sample or more, and 0 episodes or more")
-        if not (math.isfinite(self.answer_weight) and self.answer_weight >= 0):
-            text = f"answer_weight {self.answer_weight}"
-            raise SettingsError(text, field="answer_weight", remedy="choose 0 or more")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -144,59 +152,61 @@ class GateOptions:
     """gate 4 warns when the last third of the validations gained less"""
     value_loss_stop: float = 100.0
     """a value loss beyond this, for `breaker_patience` updates, stops training"""
-    breaker_patience: int = 5
+    breaker_patience: Count = 5
     """consecutive updates after which a breaker opens"""
     warm_up_breaks: bool = False
     """a failing gate 2 stops training before the policy gradient begins"""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
 class ReplayOptions:
     """The recorded part of each batch (V-trace); used where recorded trajectories are given."""
 
-    share: float = 0.25
+    share: ShareBelowOne = 0.25
     """of each batch; 0 = live samples only"""
     sampler: Literal["uniform", "causal", "prioritised"] = "causal"
     """who draws the recorded steps"""
-    fresh: int | None = None
+    fresh: Count | None = None
     """draw only from the newest so many behaviour policies; none = from all"""
-    floor: float = 0.1
+    floor: Share = 0.1
     """causal: share of draws that is spread evenly, so that no step starves"""
-    causal_alpha: float = 0.6
+    causal_alpha: Weight = 0.6
     """causal: exponent of the influence"""
-    causal_beta: float = 1.0
+    causal_beta: Weight = 1.0
     """causal: exponent of the importance weights, 1 = full correction"""
-    alpha: float = 0.6
+    alpha: Weight = 0.6
     """prioritised: exponent of the priorities"""
-    prioritised_beta: float = 0.4
+    prioritised_beta: Weight = 0.4
     """prioritised: exponent of the importance weights"""
-    rho_bar: float = 1.0
+    rho_bar: Positive = 1.0
     """clips the probability ratio in V-trace's errors and in the policy gradient"""
-    c_bar: float = 1.0
+    c_bar: Positive = 1.0
     """clips the probability ratio in V-trace's traces"""
-    advantage_clamp: float = 5.0
+    advantage_clamp: Positive = 5.0
     """replayed advantages are clamped to plus and minus this many standard deviations of the live ones"""
-    evaluate: float = 6.0
+    evaluate: Positive = 6.0
     """at most so many steps go through the network before an update for each step drawn"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise SettingsError(f"replay share {self.share}", field="share", remedy="from 0 to below 1")
-        for name in ("rho_bar", "c_bar", "advantage_clamp", "evaluate"):
-            if not getattr(self, name) > 0:
-                raise SettingsError(f"{name} {getattr(self, name)}", field=name, remedy="choose a number above 0")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
 class StreamOptions:
     """How live rollouts are kept as shards. Nothing here changes what is learned."""
 
-    shard_steps: int = 262_144
+    shard_steps: Count = 262_144
     """counted steps after which a shard is sealed and another begun"""
-    full_bytes: int = 256 * 2**20
+    full_bytes: Size = 256 * 2**20
     """full records that a run keeps; its older shards are shrunk to seeds and actions"""
     durability: Literal["process", "power"] = "process"
     """counted steps survive kill -9 (process) or also power loss, up to a group (power)"""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -219,30 +229,33 @@ class TrainingOptions:
     """steers training environments; none = each keeps the disturbance that its table gives it"""
     stream: StreamOptions | None = None
     """how live rollouts are recorded; none = they are not"""
-    budget_steps: int = 16_000_000
+    budget_steps: Size = 16_000_000
     """environment steps of the policy gradient"""
-    max_seconds: float | None = None
+    max_seconds: Weight | None = None
     """wall time after which training stops at the next update; not reproducible, so none by default"""
     target: float | None = None
     """validation score at which training stops"""
-    validate_every: int = 10
+    validate_every: Count = 10
     """updates between two looks at the validation split"""
-    patience: int | None = 12
+    patience: Count | None = 12
     """looks without improvement before training stops; none = never"""
-    checkpoint_every: int = 20
+    checkpoint_every: Count = 20
     """updates between two checkpoints"""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Count = 2
     """the newest so many are kept"""
-    threads: int = 1
+    threads: Count = 1
     """worker threads; the result does not depend on them"""
-    seed: int = 0
+    seed: Size = 0
     """root of every random stream of the training itself"""
-    kl_weight: float = 0.0
+    kl_weight: Weight = 0.0
     """weight of KL(initial || policy), which holds a retraining near the package that it starts from; 0 = none"""
-    tolerance: float = 0.0
+    tolerance: Weight = 0.0
     """validation success that a look may lack of the best one so far and still be kept; the latest such one is"""
     demonstrations: DemonstrationOptions = field(default_factory=DemonstrationOptions)
     """cloning of recorded episodes, where there are any"""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def digest(self) -> str:
         """Digest of every option but how live rollouts are recorded, which changes no result."""
@@ -263,31 +276,31 @@ class TrainingOptions:
 class FineTuningOptions:
     """Incremental training from labelled decisions."""
 
-    learning_rate: float = 3e-5
+    learning_rate: Positive = 3e-5
     """at the start; it falls linearly to ``final_learning_rate_share``"""
-    final_learning_rate_share: float = 0.1
+    final_learning_rate_share: Weight = 0.1
     """last learning rate over the first"""
-    epochs: int = 12
+    epochs: Count = 12
     """passes over the labelled decisions"""
-    minibatch: int = 32
+    minibatch: Count = 32
     """labelled decisions of one gradient step"""
-    rehearsal: float = 4.0
+    rehearsal: Weight = 4.0
     """recorded steps of one gradient step for each labelled decision"""
-    kl_weight: float = 1.0
+    kl_weight: Weight = 1.0
     """weight of KL(champion || policy) over the rehearsed steps"""
-    surrogate_weight: float = 1.0
+    surrogate_weight: Weight = 1.0
     """weight of the policy gradient of the rehearsed steps (V-trace advantages)"""
-    weak_negative: float = 0.25
+    weak_negative: Weight = 0.25
     """weight of ``needs improvement`` beside ``wrong``"""
-    most_labels: int = 20_000
+    most_labels: Count = 20_000
     """labelled decisions used at most; the others stay new"""
-    minimum_labels: int = 1
+    minimum_labels: Count = 1
     """new labelled decisions below which nothing is trained"""
-    validate_every: int = 2
+    validate_every: Count = 2
     """epochs between two looks at the validation split"""
-    tolerance: float = 0.005
+    tolerance: Weight = 0.005
     """validation success that a look may lack of the best look and still be kept"""
-    patience: int = 2
+    patience: Size = 2
     """looks in a row beyond the tolerance after which training stops"""
     ppo: PpoOptions = field(default_factory=PpoOptions)
     """discount, clip ranges, value weight and gradient norm; nothing else of it is used"""
@@ -295,12 +308,7 @@ class FineTuningOptions:
     """sampler and V-trace's clips of the rehearsed steps; its share is not used"""
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "epochs", "minibatch", "most_labels", "minimum_labels", "validate_every"):
-            if not getattr(self, name) > 0:
-                raise SettingsError(f"{name} {getattr(self, name)}", field=name, remedy="choose a number above 0")
-        for name in ("rehearsal", "kl_weight", "surrogate_weight", "weak_negative", "tolerance", "patience"):
-            if not getattr(self, name) >= 0:
-                raise SettingsError(f"{name} {getattr(self, name)}", field=name, remedy="choose a number from 0 up")
+        check_fields(self)
 
 
 def as_json(options: DataclassInstance) -> dict[str, Any]:
@@ -322,23 +330,9 @@ def network_options(content: dict[str, Any]) -> NetworkOptions:
         SettingsError: an option is unknown or malformed.
     """
     try:
-        options = NetworkOptions(**{**content, "hidden": tuple(int(width) for width in content["hidden"])})
-        smallest = min(*options.hidden, options.action_embedding, options.time_frequencies)
-    except (TypeError, KeyError, ValueError) as error:
+        return NetworkOptions(**{**content, "hidden": tuple(content["hidden"])})
+    except (TypeError, KeyError) as error:
         raise SettingsError(f"network options do not fit: {error}", field="network") from error
-    if smallest < 1:
-        raise SettingsError("network sizes must be positive whole numbers", field="network")
-    if min(options.perception, options.memory) < 0:
-        raise SettingsError("sizes of perception and memory start at 0", field="network")
-    known: dict[str, tuple[Any, ...]] = {
-        "activation": get_args(Activation),
-        "encoder": get_args(Encoder),
-        "actor_head": get_args(ActorHead),
-    }
-    for name, choices in known.items():
-        if getattr(options, name) not in choices:
-            raise SettingsError(f"unknown {name} {getattr(options, name)!r}", field=f"network.{name}")
-    return options
 
 
 def share_at(schedule: Schedule, done: float, final: float) -> float:

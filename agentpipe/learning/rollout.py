@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentpipe.environments.layout import OBSERVATION_NAMES, REASONS
-from agentpipe.errors import EmptyMaskError, LearningError, NonFiniteError
+from agentpipe.environments.layout import OBSERVATION_NAMES, REASONS, SEGMENTS
+from agentpipe.errors import EmptyMaskError, LearningError, NonFiniteError, SimulationError
 from agentpipe.learning.batch import Batch
 from agentpipe.learning.compiled import CompiledPolicy
 from agentpipe.learning.space import declared_space
@@ -143,8 +143,8 @@ def collect(
         stream: records every step.
 
     Raises:
-        NonFiniteError: at the first non-finite observation, value or reward, naming environment, field and step.
-        SimulationError: an observation leaves the space that the pool declares.
+        NonFiniteError: at the first non-finite observation, time, value or reward, naming environment, field and step.
+        SimulationError: an observation leaves the space that the pool declares, or a segment is unknown.
         EmptyMaskError: an environment allows no action.
         LearningError: the network has a memory, and the rollout does not keep it.
     """
@@ -175,6 +175,7 @@ def collect(
                 _bootstrap(pool, policy, rollout, t, step + t)
         if joint is not None:
             joint.end(pool)
+        _require_segments(rollout.segment, step, pool.names)
         now = (pool.observation, pool.last_action, pool.time, pool.mask)
         rollout.last_value[:] = _values(policy, *now, rollout.memory, pool.names, step + rollout.steps)
     return figures
@@ -201,6 +202,7 @@ def _decide(
             require_finite(pool.observation[at], "observation", step, names)
         else:
             space.check(pool.observation[at], step, names)
+        require_finite(pool.time[at], "time", step, names)
         inputs = (observation[at], last_action[at], time[at], rollout.memory[at])
         rollout.memory[at] = policy.encode(worker, *inputs, rollout.encoded[t, at])
         rollout.mask[t, at] = mask[at]
@@ -255,12 +257,22 @@ def _values(
     step: int,
 ) -> npt.NDArray[np.float32]:
     require_finite(observation, "observation", step, names)
+    require_finite(time, "time", step, names)
     last = torch.from_numpy(last_action)
     encoded = torch.empty(len(last), policy.network.encoded_size)
     policy.encode(0, torch.from_numpy(observation), last, torch.from_numpy(time), memory, encoded)
     values = policy.values(0, (encoded, last, torch.from_numpy(mask)))
     require_finite(values, "value", step, names)
     return values
+
+
+def _require_segments(segment: npt.NDArray[np.int8], step: int, names: Sequence[str]) -> None:
+    if segment.min() >= 0 and segment.max() < len(SEGMENTS):
+        return
+    t, row = np.argwhere((segment < 0) | (segment >= len(SEGMENTS)))[0]
+    where: Any = {"environment": names[row], "field": "segment", "step": step + int(t)}
+    remedy = f"number segments from 0 to {len(SEGMENTS) - 1}; the last checkpoint is good"
+    raise SimulationError(f"unknown segment {segment[t, row]}", **where, remedy=remedy)
 
 
 def require_finite(array: npt.NDArray[np.float32], name: str, step: int, names: Sequence[str]) -> None:

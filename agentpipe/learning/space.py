@@ -60,17 +60,23 @@ def declared_space(pool: object) -> Space | None:
     """The space of one environment of ``pool``; ``None`` where it declares none. An infinite bound is the largest f32.
 
     Raises:
-        SimulationError: it is of another size than the observations.
+        SimulationError: it has no bounds, a bound is no number, or it is of another size than the observations.
     """
     declared: Any = getattr(pool, "observation_space", None)
     if declared is None:
         return None
-    most = np.finfo(np.float32).max
-    low, high = (np.clip(np.asarray(side, np.float32), -most, most) for side in (declared.low, declared.high))
+    most, where = np.finfo(np.float32).max, "observation_space"
+    try:
+        low, high = (np.clip(np.asarray(side, np.float32), -most, most) for side in (declared.low, declared.high))
+    except (AttributeError, TypeError, ValueError) as error:
+        remedy = "declare one with low and high, as Gymnasium's Box has, or none"
+        raise SimulationError(f"the declared space has no bounds: {error}", field=where, remedy=remedy) from error
     size: int = pool.observation.shape[1]  # type: ignore[attr-defined]
     if low.shape != (size,) or high.shape != (size,):
         text = f"a space of {low.shape} is declared for observations of {size} features"
-        raise SimulationError(text, field="observation_space", remedy="declare the space of one environment")
+        raise SimulationError(text, field=where, remedy="declare the space of one environment")
+    if np.isnan(low).any() or np.isnan(high).any():
+        raise SimulationError("a bound of the declared space is NaN", field=where, remedy="declare numbers, or none")
     return Space(low, high)
 
 

@@ -103,7 +103,8 @@ class TrainingState:
         """Refuses weights to start from that are of another network than this one.
 
         Raises:
-            LearningError: another encoder, head or size, or actions of other names; names the option.
+            LearningError: another encoder, head or size (names the option), actions of other names, or observations
+                that are normalised otherwise.
         """
         theirs, mine = initial.network.state_dict(), self.network.state_dict()
         other = first_difference(as_json(self.options.network), as_json(initial.network.options))
@@ -115,6 +116,10 @@ class TrainingState:
         if tuple(initial.action_names) != action_names:
             remedy = "give the actions their names in the order of the package"
             raise LearningError("the initial policy names other actions", field="action_names", remedy=remedy)
+        if initial.statistics.to_bytes() != self.statistics.to_bytes():
+            remedy = "train with the statistics of the package: its weights mean nothing under others"
+            text = "the initial policy has other observation statistics"
+            raise LearningError(text, field="statistics", remedy=remedy)
 
     def to_checkpoint(self, pool: LinePool, context: dict[str, Any], further: dict[str, Arrays]) -> Checkpoint:
         """Everything, with the snapshot of ``pool``; ``context`` is added to the content, ``further`` to the arrays."""

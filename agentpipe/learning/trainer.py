@@ -15,6 +15,7 @@ from agentpipe.learning.aids.base import Knobs
 from agentpipe.learning.aids.chosen import chosen_aids
 from agentpipe.learning.anchor import Anchor, AnchoredGradient
 from agentpipe.learning.demonstrated import clone_demonstrations
+from agentpipe.learning.fits import identity, require_fit, require_same_run
 from agentpipe.learning.fused import SegmentedGradient
 from agentpipe.learning.gates import Breaker, training_gate, warm_up_gate
 from agentpipe.learning.imitation import warm_up
@@ -33,6 +34,7 @@ from agentpipe.learning.state import TrainingState, seed_of
 from agentpipe.learning.stream import Stream, unknown_source
 from agentpipe.learning.workers import Workers, single_threaded_torch
 from agentpipe.progress import silent
+from agentpipe.storage import writer_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,12 +108,16 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
     Raises:
         NonFiniteError: at the first NaN or infinity; the last checkpoint stays.
         CheckpointError: ``resume`` is damaged or was made under other options.
-        LearningError: ``initial``, ``recorded`` or ``source`` do not fit, or are not those of ``resume``; a weight of
-            the anchor without ``initial``, or with other observation statistics than its.
+        LearningError: a part does not fit the pool, ``initial``, ``recorded`` or ``source`` not those of ``resume``; a
+            weight of the anchor without ``initial``; other observation statistics than those of ``initial``.
+        LockHeldError: another training runs in ``directory``.
         DiskFullError, HomeError: a checkpoint or a shard cannot be written; what counted stays.
     """
+    require_fit(pool, statistics, demonstrations, action_names)
     context = {"parent": parent, "configuration_digest": configuration_digest, "provenance": provenance or {}}
+    context |= identity(pool, action_names)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(writer_lock(directory, f"a training of {options.budget_steps} steps"))
         told_to_end = stack.enter_context(deferred_signals(signal.SIGTERM, signal.SIGINT))
         # From the first weight on: even an orthogonal matrix has other last bits when two threads make it.
         stack.enter_context(single_threaded_torch())
@@ -201,16 +207,8 @@ class _Run:
 
     def resume(self, path: Path) -> None:
         found = checkpoints.load(path)
-        if found.content.get("configuration_digest") != self.context["configuration_digest"]:
-            remedy = "start anew, or resume with the configuration that it was made with"
-            raise CheckpointError("made under another configuration", file=path, field="configuration", remedy=remedy)
-        for name in ("anchor", "labels"):
-            if found.content.get(name) != self.context.get(name):
-                remedy = "resume with the initial package that it was made with"
-                raise CheckpointError("made from another package", file=path, field=name, remedy=remedy)
+        require_same_run(found.content, self.context, path)
         began = found.content.get("initial")
-        if began != self.context.get("initial", began):
-            raise CheckpointError("it began from another package", file=path, field="initial", remedy="start anew")
         if began is not None:
             self.context["initial"] = began
         drawn: Any = found.content.get("replay")

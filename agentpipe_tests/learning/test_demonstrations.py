@@ -75,7 +75,10 @@ TYPES = {
 
 def write(path, rows):
     """A Parquet file of ``rows``."""
-    columns = {name: pa.array(values, TYPES.get(name)) for name, values in rows.items()}
+    columns = {
+        name: values if isinstance(values, pa.Array) else pa.array(values, TYPES.get(name))
+        for name, values in rows.items()
+    }
     pq.write_table(pa.table(columns), path, write_page_checksum=True)
     return path
 
@@ -165,6 +168,11 @@ def changed(rows, name, row, value):
         ("action", ACTION_COUNT, f"unknown action {ACTION_COUNT}"),
         ("action", -3, "unknown action -3"),
         ("action", None, "action is empty"),
+        ("action", 2.5, "action 2.5 is no whole number"),
+        ("action", float("nan"), "action nan is no whole number"),
+        ("elapsed_minutes", 1e7, "10000000.0 minutes since the start"),
+        ("elapsed_minutes", 1e300, "not finite"),
+        ("elapsed_minutes", -1.0, "-1.0 minutes since the start"),
         ("last_action", ACTION_COUNT + 1, f"unknown last action {ACTION_COUNT + 1}"),
         ("mask", [False] * ACTION_COUNT, "is not allowed by its mask"),
         ("mask", [True] * 5, f"mask has 5 values, the policy has {ACTION_COUNT}"),
@@ -200,9 +208,20 @@ def test_what_is_no_parquet_file_is_a_typed_error(tmp_path):
             read(tmp_path / name)
 
 
-def test_columns_of_another_type_are_a_typed_error(rows, tmp_path):
-    with pytest.raises(LearningError, match="not a Parquet file of decisions"):
-        read(write(tmp_path / "texts.parquet", {**rows, "action": ["start"] * len(rows["action"])}))
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("action", "start", "action is of type object, which is no int64"),
+        ("action", True, "action is of type bool, which is no int64"),
+        ("terminated", "false", "terminated is of type object, which is no bool"),
+        ("terminated", 1, "terminated is of type int64, which is no bool"),
+        ("reward", "1", "reward is of type object, which is no float32"),
+        ("mask", [1] * ACTION_COUNT, "mask is of type int64, which is no bool"),
+    ],
+)
+def test_columns_of_another_type_are_a_typed_error(rows, tmp_path, name, value, text):
+    with pytest.raises(LearningError, match=text):
+        read(write(tmp_path / "typed.parquet", {**rows, name: pa.array([value] * len(rows["action"]))}))
 
 
 def test_torn_episodes_are_left_out(rows, tmp_path):

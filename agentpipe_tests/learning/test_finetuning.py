@@ -272,7 +272,7 @@ def test_settings_become_options():
     assert options.learning_rate == pytest.approx(0.5 * settings.training.learning_rate)
     assert options.ppo.discount == settings.training.gamma
     assert options.replay.sampler == "uniform"
-    with pytest.raises(SettingsError, match="minibatch 0"):
+    with pytest.raises(SettingsError, match="minibatch is 0"):
         FineTuningOptions(minibatch=0)
 
 
