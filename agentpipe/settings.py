@@ -68,7 +68,7 @@ class TrainingSettings(_Section):
         600_000, ge=0, description="expert episodes cloned before the policy gradient; 0 = none"
     )
     warmup_minibatch: int = Field(1_750, gt=0, description="samples a gradient step of the warm-up")
-    warmup_learning_rate: float = Field(2e-3, gt=0)
+    warmup_learning_rate: float = Field(2e-3, gt=0, lt=1)
     demonstrations: Path | None = Field(
         None, description="recorded episodes (Parquet file or sealed shard) to clone instead of the built-in expert"
     )

@@ -10,9 +10,9 @@ import onnx
 import torch
 from onnx import TensorProto, helper
 
-from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.options import NetworkOptions
-from agentpipe.learning.package import PolicyPackage
+from agentpipe.learning.policy.network import PolicyNetwork
+from agentpipe.learning.policy.package import PolicyPackage
 from agentpipe.serving import layout
 from agentpipe.serving.export import OPSET
 from agentpipe.serving.inputs import PolicyInputs

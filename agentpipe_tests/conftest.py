@@ -18,10 +18,10 @@ FIRST = (
     "acceptance/test_loop.py",
     "feedback/",
     "acceptance/test_browser.py",
-    "learning/test_finetuning.py",
+    "learning/succession/test_finetuning.py",
     "experience/care/",
     "learning/test_trainer.py",
-    "learning/test_anchor.py",
+    "learning/gradient/test_anchor.py",
     "benchmarks/",
 )
 

@@ -17,7 +17,7 @@ from agentpipe.environments.line_profile import default_profile
 from agentpipe.environments.players import OraclePlayer
 from agentpipe.environments.pool import build_pool
 from agentpipe.environments.table import load_table
-from agentpipe.learning.package import PolicyPackage
+from agentpipe.learning.policy.package import PolicyPackage
 
 ERRORS = ("perception", "planning", "planning", "execution")
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from agentpipe.environments.layout import Purpose
     from agentpipe.environments.pool import LinePool
     from agentpipe.experience.store.shard import Shard
-    from agentpipe.learning.normalisation import ObservationStatistics
     from agentpipe.learning.options import TrainingOptions
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.normalisation import ObservationStatistics
+    from agentpipe.learning.policy.package import PolicyPackage
 
 NONE = "none"
 ARMS = (NONE, "uniform", "causal")
@@ -80,7 +80,7 @@ class Scene:
         """Of observations under the rules."""
         from agentpipe.environments.layout import Purpose
         from agentpipe.environments.rules import RulesPlayer
-        from agentpipe.learning.normalisation import gather_statistics
+        from agentpipe.learning.policy.normalisation import gather_statistics
 
         return gather_statistics(self.pool(self.train, Purpose.STATISTICS), RulesPlayer(self.profile), steps=64)
 
@@ -107,7 +107,7 @@ class Scene:
         """Greedy success on the validation split."""
         from agentpipe.environments.layout import Purpose
         from agentpipe.evaluation.rollout import play_first_episodes
-        from agentpipe.learning.player import PolicyPlayer
+        from agentpipe.learning.policy.player import PolicyPlayer
 
         pool = self.pool(self.validation, Purpose.VALIDATION)
         names = [environment.environment_id for environment in self.validation]

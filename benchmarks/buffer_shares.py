@@ -86,9 +86,9 @@ def trained_shards(home: Path, folder: Path) -> list[Shard]:
     from agentpipe.environments.pool import build_pool
     from agentpipe.environments.table_store import TableStore
     from agentpipe.experience.record import record_trajectories
-    from agentpipe.learning.champion import ChampionStore
-    from agentpipe.learning.package import PolicyPackage
-    from agentpipe.learning.player import PolicyPlayer
+    from agentpipe.learning.policy.package import PolicyPackage
+    from agentpipe.learning.policy.player import PolicyPlayer
+    from agentpipe.learning.succession.champion import ChampionStore
 
     champion = ChampionStore(home / "champion").current()
     if champion is None:

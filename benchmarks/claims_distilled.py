@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from agentpipe.environments.catalog import EnvironmentSpec
-    from agentpipe.learning.distillation import Distilled
+    from agentpipe.learning.aids.distillation import Distilled
     from agentpipe.learning.options import TrainingOptions
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
     from agentpipe.learning.result import TrainingResult
     from benchmarks.buffer_learning import Scene
 
@@ -44,7 +44,7 @@ def distilled(
         KeyboardInterrupt: it was told to end.
     """
     from agentpipe.environments.layout import Purpose
-    from agentpipe.learning.distillation import distil
+    from agentpipe.learning.aids.distillation import distil
 
     known = options.budget_steps // len(scene.train) // _STEPS
     aids = dataclasses.replace(options.aids, least_episodes=max(1, min(options.aids.least_episodes, known)))
@@ -69,7 +69,7 @@ def distilled(
 def _judge(scene: Scene, environments: list[EnvironmentSpec]) -> Callable[[PolicyPackage], float]:
     from agentpipe.environments.layout import Purpose
     from agentpipe.evaluation.rollout import play_first_episodes
-    from agentpipe.learning.player import PolicyPlayer
+    from agentpipe.learning.policy.player import PolicyPlayer
 
     names = [environment.environment_id for environment in environments]
 

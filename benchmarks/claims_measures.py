@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentpipe.learning.options import PpoOptions
-    from agentpipe.learning.package import PolicyPackage
-    from agentpipe.learning.rollout import Rollout
+    from agentpipe.learning.policy.package import PolicyPackage
+    from agentpipe.learning.samples.rollout import Rollout
     from benchmarks.buffer_learning import Scene
 
 Floats = npt.NDArray[np.float32]
@@ -46,7 +46,7 @@ def sampled(package: PolicyPackage, scene: Scene, steps: int) -> Rollout:
 
     from agentpipe.environments.layout import Purpose
     from agentpipe.learning.joint.record import JointRecord
-    from agentpipe.learning.rollout import Rollout, collect
+    from agentpipe.learning.samples.rollout import Rollout, collect
     from agentpipe.learning.workers import Workers
 
     network, pool = package.network, scene.pool(scene.validation, Purpose.VALIDATION)
@@ -82,7 +82,7 @@ def reach(rollout: Rollout, reward: Floats, ppo: PpoOptions) -> dict[str, float]
         reward: f32[T, N], scaled as the critic learned them.
         ppo: discount and lambda.
     """
-    from agentpipe.learning.advantages import generalised_advantages
+    from agentpipe.learning.gradient.advantages import generalised_advantages
 
     given = (
         reward,
@@ -180,7 +180,7 @@ def drawn(package: PolicyPackage, scene: Scene, folder: Path) -> dict[str, float
     from agentpipe.environments.layout import Purpose
     from agentpipe.experience.quality import measure_quality
     from agentpipe.experience.record import record_trajectories
-    from agentpipe.learning.player import PolicyPlayer
+    from agentpipe.learning.policy.player import PolicyPlayer
 
     shard = record_trajectories(
         lambda some: scene.pool(some, Purpose.COLLECT),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agentpipe.learning.options import TrainingOptions
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
 
     Change = Callable[[TrainingOptions], TrainingOptions]
 
@@ -211,7 +211,7 @@ def judged(package: PolicyPackage, scene: Scene, sizes: Sizes) -> dict[str, floa
     from agentpipe.environments.layout import Purpose
     from agentpipe.environments.rules import RulesPlayer
     from agentpipe.evaluation.holdout import evaluate
-    from agentpipe.learning.player import PolicyPlayer
+    from agentpipe.learning.policy.player import PolicyPlayer
 
     report = evaluate(
         [PolicyPlayer(package), RulesPlayer(scene.profile)],

@@ -11,9 +11,9 @@ from benchmarks.claims_run import decisive, recipe
 
 if TYPE_CHECKING:
     from agentpipe.environments.pool import LinePool
-    from agentpipe.learning.normalisation import ObservationStatistics
     from agentpipe.learning.options import TrainingOptions
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.normalisation import ObservationStatistics
+    from agentpipe.learning.policy.package import PolicyPackage
     from benchmarks.buffer_learning import Scene
     from benchmarks.claims_run import Arm, Sizes
 
@@ -34,16 +34,17 @@ def demonstrated_start(
 ) -> tuple[PolicyPackage, int]:
     """Weights cloned from one recorded episode of the expert in each of so many environments, and no more than that.
 
-    They are learned from in several passes and judged on held-out ones, see :mod:`agentpipe.learning.demonstrated`.
+    They are learned from in several passes and judged on held-out ones, see
+    :mod:`agentpipe.learning.cloning.demonstrated`.
     """
     from agentpipe.environments.demonstrator import DemonstratorPlayer
     from agentpipe.environments.layout import ACTION_COUNT, ACTION_NAMES, OBSERVATION_SIZE, SIMULATOR_VERSION, Purpose
     from agentpipe.experience.record import record_trajectories
     from agentpipe.feedback.schema import FeedbackShape
     from agentpipe.learning.aids.options import DemonstrationOptions
-    from agentpipe.learning.demonstrated import clone_demonstrations
-    from agentpipe.learning.demonstrations import read_demonstrations
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.cloning.demonstrated import clone_demonstrations
+    from agentpipe.learning.cloning.demonstrations import read_demonstrations
+    from agentpipe.learning.policy.package import PolicyPackage
     from agentpipe.learning.state import TrainingState
     from agentpipe.learning.workers import Workers, single_threaded_torch
     from benchmarks.buffer_learning import chosen_at_random
@@ -107,7 +108,7 @@ def cloned_start(
     """
     from agentpipe.environments.demonstrator import DemonstratorPlayer
     from agentpipe.environments.layout import SIMULATOR_VERSION
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
     from agentpipe.learning.trainer import train
     from agentpipe.storage import canonical_json, digest_bytes, read_json, write_json
 

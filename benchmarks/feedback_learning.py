@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from agentpipe.experience.store.shard import Shard
     from agentpipe.learning.options import FineTuningOptions
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
 
     Tell = Callable[[str], None]
 
@@ -88,7 +88,7 @@ class Bench:
         from agentpipe.environments.demonstrator import DemonstratorPlayer
         from agentpipe.environments.layout import Purpose
         from agentpipe.learning.options import training_options
-        from agentpipe.learning.package import PolicyPackage
+        from agentpipe.learning.policy.package import PolicyPackage
         from agentpipe.learning.trainer import train
         from agentpipe.settings import Settings
 
@@ -125,7 +125,7 @@ class Bench:
         """What ``package`` records as the champion: one sampled episode of each training environment."""
         from agentpipe.environments.layout import Purpose
         from agentpipe.experience.record import record_trajectories
-        from agentpipe.learning.player import PolicyPlayer
+        from agentpipe.learning.policy.player import PolicyPlayer
 
         return record_trajectories(
             lambda some: self.scene.pool(some, Purpose.COLLECT),
@@ -161,7 +161,7 @@ def default_options(threads: int) -> FineTuningOptions:
 def planted(bench: Bench, mode: int, seed: int, folder: Path) -> PolicyPackage:
     """The policy, made to call ``mode`` something else: fine-tuned without guard on wrong corrections."""
     from agentpipe.environments.layout import A_MODE, A_SEVERITY, PHYSICAL_MODES
-    from agentpipe.learning.finetuning import FineTuned, fine_tune
+    from agentpipe.learning.succession.finetuning import FineTuned, fine_tune
 
     day = play_day(bench.day_pool(500 + seed, bench.sizes.production), bench.policy)
     columns = day.columns
@@ -185,7 +185,7 @@ def planted(bench: Bench, mode: int, seed: int, folder: Path) -> PolicyPackage:
 def weakness(bench: Bench, seed: int, folder: Path) -> list[dict[str, Any]]:
     """One row for the healthy policy, the planted one, and each way of labelling the day."""
     from agentpipe.environments.layout import MODES
-    from agentpipe.learning.finetuning import FineTuned, fine_tune
+    from agentpipe.learning.succession.finetuning import FineTuned, fine_tune
 
     mode = MODES_PLANTED[seed % len(MODES_PLANTED)]
     weak = planted(bench, mode, seed, folder / "planted")
@@ -281,7 +281,7 @@ def _verdict(bench: Bench, candidate: PolicyPackage, champion: PolicyPackage, ni
     from agentpipe.evaluation.challenge import challenge
     from agentpipe.evaluation.challenge_looks import Look
     from agentpipe.evaluation.challenge_statistics import Limits
-    from agentpipe.learning.player import PolicyPlayer
+    from agentpipe.learning.policy.player import PolicyPlayer
     from agentpipe.settings import PromotionSettings
 
     scene, chosen = bench.scene, PromotionSettings()

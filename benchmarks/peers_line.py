@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from agentpipe.environments.players import Player
     from agentpipe.environments.pool import LinePool
-    from agentpipe.learning.normalisation import ObservationStatistics
+    from agentpipe.learning.policy.normalisation import ObservationStatistics
     from benchmarks.peers_settings import Setting, Sizes
 
 Floats = npt.NDArray[np.float32]
@@ -62,7 +62,7 @@ class PreparedLine(VectorWrapper):
     """
 
     def __init__(self, env: Any, preparation: Preparation) -> None:  # noqa: ANN401 - a Gymnasium environment
-        from agentpipe.learning.rewards import RewardScaler
+        from agentpipe.learning.gradient.rewards import RewardScaler
 
         super().__init__(env)
         self.preparation = preparation

@@ -17,7 +17,7 @@ from benchmarks.peers_settings import CLIP, DISCOUNT, GAE_LAMBDA, HIDDEN
 
 if TYPE_CHECKING:
     from agentpipe.learning.options import TrainingOptions
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
     from agentpipe.learning.result import TrainingResult
     from benchmarks.peers_line import Ground
     from benchmarks.peers_recorder import Recorder

@@ -49,7 +49,7 @@ def key_of(contestant: Contestant, setting: Setting | None, sizes: Sizes, seed: 
 def trained(contestant: Contestant, setting: Setting, ground: Ground, recorder: Recorder) -> Players:
     """Trains; the weights are in the recorder, and what plays them is returned."""
     if contestant.name == OURS:
-        from agentpipe.learning.player import PolicyPlayer
+        from agentpipe.learning.policy.player import PolicyPlayer
         from benchmarks import peers_own
 
         peers_own.train_cold(ground, setting, recorder)
@@ -134,7 +134,7 @@ def race(contestant: Contestant, setting: Setting, play: str, end: End, seed: in
 
 def as_run(seed: int, axis: str, rates: dict[str, float], sizes: Sizes, cores: int) -> dict[str, Any]:
     """What ``agentpipe run`` trains, sized for the steps or the seconds."""
-    from agentpipe.learning.player import PolicyPlayer
+    from agentpipe.learning.policy.player import PolicyPlayer
     from benchmarks import peers_own
 
     ground = Ground(seed, sizes, cores)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from agentpipe.environments.pool import LinePool
     from agentpipe.feedback.labelled import LabelledDecisions
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
 
 CONFIDENCE = 0.9
 """of every label"""
@@ -150,7 +150,7 @@ def success_by_mode(
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int8]]:
     """Success bool[N, K] and true mode i8[N, K] of the greedy policy's first K episodes of each environment."""
     from agentpipe.evaluation.rollout import play_first_episodes
-    from agentpipe.learning.player import PolicyPlayer
+    from agentpipe.learning.policy.player import PolicyPlayer
 
     played = play_first_episodes(make_pool(), PolicyPlayer(package), episodes, environment_ids=names)
     return played["success"], played["mode"]

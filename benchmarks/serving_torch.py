@@ -21,7 +21,7 @@ import torch
 from grpc import aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from agentpipe.learning.package import PolicyPackage
+from agentpipe.learning.policy.package import PolicyPackage
 from agentpipe.serving.inputs import PolicyInputs
 from agentpipe.serving.runtime import Outputs, run_module
 from agentpipe.serving.triton_config import PREFERRED_BATCHES, QUEUE_DELAY_MICROSECONDS

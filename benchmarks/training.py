@@ -84,7 +84,7 @@ def cartpole_contestant(schedule: Schedule, cores: int) -> Contestant:
     notes: dict[str, Any] = {}
 
     def turn() -> float:
-        from agentpipe.learning.normalisation import ObservationStatistics
+        from agentpipe.learning.policy.normalisation import ObservationStatistics
         from benchmarks.cartpole import NAMES, CartPolePool
 
         pool = CartPolePool(schedule.size, threads=cores)
@@ -118,8 +118,8 @@ class Line:
 
     def __init__(self, environments: int | None, cores: int) -> None:
         from agentpipe.environments.rules import RulesPlayer
-        from agentpipe.learning.normalisation import gather_statistics
         from agentpipe.learning.options import training_options
+        from agentpipe.learning.policy.normalisation import gather_statistics
         from agentpipe.settings import Settings
 
         line = frozen_line(environments, cores)

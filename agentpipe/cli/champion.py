@@ -12,8 +12,8 @@ from agentpipe.cli.output import percent, print_json, reporting
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agentpipe.learning.champion import Champion, ChampionStore
-    from agentpipe.learning.promotion import Held, HoldStore
+    from agentpipe.learning.succession.champion import Champion, ChampionStore
+    from agentpipe.learning.succession.promotion import Held, HoldStore
 
 app = typer.Typer(
     name="champion", help="The policy that is in use, and candidates that wait for a person.", no_args_is_help=True
@@ -54,7 +54,7 @@ def show(home: Home = None, as_json: Json = False) -> None:
 def history(home: Home = None, as_json: Json = False) -> None:
     """Lists every champion: when, which, by whom and why; differences in success as measured, and their sum."""
     with reporting(as_json):
-        from agentpipe.learning.champion import summed_differences
+        from agentpipe.learning.succession.champion import summed_differences
 
         champions = _stores(home)[0].history()
         sums = summed_differences(champions)
@@ -93,7 +93,7 @@ def rollback(
     Production serves its bundle again.
     """
     with reporting(as_json):
-        from agentpipe.learning.promotion import roll_back
+        from agentpipe.learning.succession.promotion import roll_back
         from agentpipe.serving.verify import check_bundle
 
         entry = roll_back(_home(home), _target(to), who=who, reason=why, check_bundle=check_bundle)
@@ -128,7 +128,7 @@ def approve(candidate: Candidate, who: Who = "", why: Why = "", home: Home = Non
     Its package and its bundle are checked first. Production serves the bundle.
     """
     with reporting(as_json):
-        from agentpipe.learning.promotion import approve_candidate
+        from agentpipe.learning.succession.promotion import approve_candidate
         from agentpipe.serving.verify import check_bundle
 
         entry = approve_candidate(_home(home), candidate, who=who, reason=why, check_bundle=check_bundle)
@@ -140,7 +140,7 @@ def approve(candidate: Candidate, who: Who = "", why: Why = "", home: Home = Non
 def reject(candidate: Candidate, who: Who = "", why: Why = "", home: Home = None, as_json: Json = False) -> None:
     """Decides that a held candidate never becomes champion."""
     with reporting(as_json):
-        from agentpipe.learning.promotion import reject_candidate
+        from agentpipe.learning.succession.promotion import reject_candidate
 
         decided = reject_candidate(_home(home), candidate, who=who, reason=why)
         if as_json:
@@ -154,7 +154,7 @@ def reject(candidate: Candidate, who: Who = "", why: Why = "", home: Home = None
 
 def _target(to: str | None) -> int | str | None:
     """Digits are a number of the history, unless they are enough to be a digest."""
-    from agentpipe.learning.champion import SHORTEST
+    from agentpipe.learning.succession.champion import SHORTEST
 
     return int(to) if to is not None and to.isascii() and to.isdecimal() and len(to) < SHORTEST else to
 
@@ -174,7 +174,7 @@ def _serve(home: Path | None) -> None:
 
 
 def _stores(home: Path | None) -> tuple[ChampionStore, HoldStore]:
-    from agentpipe.learning.promotion import champion_stores
+    from agentpipe.learning.succession.promotion import champion_stores
 
     return champion_stores(_home(home))
 

@@ -64,8 +64,8 @@ def _evaluate(
     from agentpipe.environments.rules import RulesPlayer
     from agentpipe.evaluation.holdout import evaluate as play
     from agentpipe.evaluation.holdout import purpose_for_split
-    from agentpipe.learning.package import PolicyPackage
-    from agentpipe.learning.player import PolicyPlayer
+    from agentpipe.learning.policy.package import PolicyPackage
+    from agentpipe.learning.policy.player import PolicyPlayer
 
     if not package.is_dir():
         remedy = "give the path that `agentpipe run` prints as package"

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from agentpipe.defs.resources import Workspace
     from agentpipe.evaluation.drift import DriftResult
     from agentpipe.evaluation.reference import ReferenceObservations
-    from agentpipe.learning.champion import Champion
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
+    from agentpipe.learning.succession.champion import Champion
 
 REFERENCE_ROWS = 20_000
 
@@ -43,7 +43,7 @@ def reference_observations(workspace: Workspace, policies: Sequence[PolicyPackag
 def drift_from(workspace: Workspace, package: Path, champion: Champion | None) -> DriftResult:
     """KL(candidate ‖ champion); says NO_CHAMPION where there is none."""
     from agentpipe.evaluation import drift
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
 
     candidate = PolicyPackage.load(package)
     other = PolicyPackage.load(workspace.root / champion.package) if champion else None

@@ -12,7 +12,7 @@ from dagster._utils.schedules import schedule_execution_time_iterator
 
 from agentpipe.defs.partitions import last_closed_day
 from agentpipe.errors import CorruptError
-from agentpipe.learning.champion import exclusive
+from agentpipe.learning.succession.champion import exclusive
 from agentpipe.settings import ScheduleSettings
 from agentpipe.storage import read_json, write_json
 

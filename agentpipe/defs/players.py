@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from agentpipe.environments.demonstrator import Expert
     from agentpipe.environments.line_profile import LineProfile
     from agentpipe.environments.players import Player
-    from agentpipe.learning.champion import Champion
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
+    from agentpipe.learning.succession.champion import Champion
 
 EPSILON = 0.2
 """How often the behaviour acts at random before there is a champion."""
@@ -35,7 +35,7 @@ def champion(workspace: Workspace) -> Champion | None:
     Raises:
         CorruptError: there is none, although a candidate was published beside one: the pointer was lost.
     """
-    from agentpipe.learning.champion import ChampionStore
+    from agentpipe.learning.succession.champion import ChampionStore
 
     folder = workspace.root / "champion"
     current = ChampionStore(folder).current()
@@ -47,7 +47,7 @@ def champion(workspace: Workspace) -> Champion | None:
 
 def parent_of(workspace: Workspace, partition: str | None) -> Champion | None:
     """The champion that the candidate recorded as its parent, whoever is champion now; ``None`` where it had none."""
-    from agentpipe.learning.champion import ChampionStore
+    from agentpipe.learning.succession.champion import ChampionStore
 
     parent = workspace.references.load("policy_checkpoint", partition).figure("parent")
     history = ChampionStore(workspace.root / "champion").history()
@@ -81,8 +81,8 @@ def behaviour(workspace: Workspace) -> Behaviour:
     if current is None:
         player = epsilon_player(rules(workspace.line_profile()), EPSILON)
         return Behaviour(player, f"rules-{SIMULATOR_VERSION}-epsilon-{EPSILON}", 0)
-    from agentpipe.learning.package import PolicyPackage
-    from agentpipe.learning.player import PolicyPlayer
+    from agentpipe.learning.policy.package import PolicyPackage
+    from agentpipe.learning.policy.player import PolicyPlayer
 
     package = PolicyPackage.load(workspace.root / current.package)
     sampled = PolicyPlayer(package, greedy=False, seed=seed, name="champion")
@@ -99,7 +99,7 @@ def expert() -> Expert:
 def validator(setting: Scene) -> Callable[[PolicyPackage], float]:
     """Scores a package by its greedy success over the validation environments; the hold-out is never touched."""
     from agentpipe.evaluation.rollout import play_first_episodes
-    from agentpipe.learning.player import PolicyPlayer
+    from agentpipe.learning.policy.player import PolicyPlayer
 
     environments = setting.catalog.environments("validation")
     names = [environment.environment_id for environment in environments]
@@ -148,7 +148,7 @@ def diagnoser(setting: Scene) -> Player:
 
 def policy_player(package: Path) -> Player:
     """The greedy policy of a package."""
-    from agentpipe.learning.package import PolicyPackage
-    from agentpipe.learning.player import PolicyPlayer
+    from agentpipe.learning.policy.package import PolicyPackage
+    from agentpipe.learning.policy.player import PolicyPlayer
 
     return PolicyPlayer(PolicyPackage.load(package))

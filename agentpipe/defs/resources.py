@@ -162,7 +162,7 @@ class Workspace(dg.ConfigurableResource[Any]):
         An agent's last rung is among them on every line: the rule-based player, or whoever holds the last action.
         """
         from agentpipe.environments.layout import SIMULATOR_VERSION
-        from agentpipe.learning.champion import ChampionStore
+        from agentpipe.learning.succession.champion import ChampionStore
         from agentpipe.serving.agent.types import HOLD_VERSION
 
         made = self.references.versions("policy_checkpoint") | self.references.versions("triton_bundle")
@@ -172,7 +172,7 @@ class Workspace(dg.ConfigurableResource[Any]):
 
     def champion_digest(self) -> str:
         """The data version of the policy that is in use; ``NONE`` before the first."""
-        from agentpipe.learning.champion import ChampionStore
+        from agentpipe.learning.succession.champion import ChampionStore
 
         current = ChampionStore(self.root / "champion").current()
         return NONE if current is None else current.digest

@@ -37,7 +37,7 @@ def source_events(instance: dg.DagsterInstance, workspace: Workspace) -> list[dg
 
 def champion_events(instance: dg.DagsterInstance, workspace: Workspace) -> list[dg.AssetMaterialization]:
     """An event for the champion where it is another one than Dagster has recorded; none before the first."""
-    from agentpipe.learning.champion import ChampionStore
+    from agentpipe.learning.succession.champion import ChampionStore
 
     current = ChampionStore(workspace.root / "champion").current()
     if current is None or recorded_version(instance, "champion", None) == current.digest:

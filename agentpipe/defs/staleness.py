@@ -47,7 +47,7 @@ def _why(workspace: Workspace, cell: str, champions: int) -> str:
 
 
 def _champions(workspace: Workspace) -> int:
-    from agentpipe.learning.champion import ChampionStore
+    from agentpipe.learning.succession.champion import ChampionStore
 
     current = ChampionStore(workspace.root / "champion").current()
     return 0 if current is None else current.sequence

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from agentpipe.environments.layout import SIMULATOR_VERSION
 from agentpipe.errors import CorruptError, EvaluationError, VersionError
-from agentpipe.learning.champion import exclusive
+from agentpipe.learning.succession.champion import exclusive
 from agentpipe.storage import canonical_json, digest_bytes, read_json, write_json
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ class _Output(Protocol):
 
 
 class Policy(Protocol):
-    """What :class:`~agentpipe.learning.package.PolicyPackage` offers."""
+    """What :class:`~agentpipe.learning.policy.package.PolicyPackage` offers."""
 
     def act(
         self,

@@ -280,7 +280,7 @@ def rewards_gate(judged: Sequence[GateFigure], notes: Sequence[str] = ()) -> Gat
 
     Args:
         judged: Range, clamped share, signs of the advantages, reward gradients; see
-            :mod:`agentpipe.learning.reward_checks`.
+            :mod:`agentpipe.learning.aids.reward_checks`.
         notes: What is not judged.
 
     Returns:

@@ -1,1 +1,1 @@
-"""Learning: networks, advantages, segment-wise clipped policy gradient, checkpoints, policy package, champion store."""
+"""Learning: the training run, its options, its checkpoints and gates; what it is made of has folders of its own."""

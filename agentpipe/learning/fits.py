@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentpipe.environments.pool import LinePool
-    from agentpipe.learning.demonstrations import Demonstrations
-    from agentpipe.learning.normalisation import ObservationStatistics
+    from agentpipe.learning.cloning.demonstrations import Demonstrations
+    from agentpipe.learning.policy.normalisation import ObservationStatistics
 
 
 def require_fit(

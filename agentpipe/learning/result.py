@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from agentpipe.learning.aids.base import LogEntry
     from agentpipe.learning.gates import GateFigure, WarmUpFigures
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
 
 Reason = Literal["target", "budget", "patience", "gate", "interrupted", "time"]
 

@@ -11,19 +11,19 @@ import torch
 
 from agentpipe.errors import CheckpointError, LearningError
 from agentpipe.learning.checkpoint import Checkpoint
-from agentpipe.learning.network import PolicyNetwork
+from agentpipe.learning.gradient.rewards import RewardScaler
 from agentpipe.learning.options import as_json
-from agentpipe.learning.package import first_difference, load_weights
-from agentpipe.learning.rewards import RewardScaler
+from agentpipe.learning.policy.network import PolicyNetwork
+from agentpipe.learning.policy.package import first_difference, load_weights
 from agentpipe.learning.tensors import Arrays, required, unpack
 from agentpipe.storage import digest_bytes
 
 if TYPE_CHECKING:
     from agentpipe.environments.pool import LinePool
     from agentpipe.learning.gates import WarmUpFigures
-    from agentpipe.learning.normalisation import ObservationStatistics
     from agentpipe.learning.options import TrainingOptions
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.normalisation import ObservationStatistics
+    from agentpipe.learning.policy.package import PolicyPackage
 
 _NAMED = {"rollouts": 1, "order": 2, "weights": 3, "replay": 4}
 

@@ -13,25 +13,25 @@ from agentpipe.errors import CheckpointError, LearningError, NonFiniteError
 from agentpipe.learning import checkpoint as checkpoints
 from agentpipe.learning.aids.base import Knobs
 from agentpipe.learning.aids.chosen import chosen_aids
-from agentpipe.learning.anchor import Anchor, AnchoredGradient
-from agentpipe.learning.demonstrated import clone_demonstrations
+from agentpipe.learning.cloning.demonstrated import clone_demonstrations
+from agentpipe.learning.cloning.imitation import warm_up
 from agentpipe.learning.fits import identity, require_fit, require_same_run
-from agentpipe.learning.fused import SegmentedGradient
 from agentpipe.learning.gates import Breaker, training_gate, warm_up_gate
-from agentpipe.learning.imitation import warm_up
+from agentpipe.learning.gradient.anchor import Anchor, AnchoredGradient
+from agentpipe.learning.gradient.fused import SegmentedGradient
+from agentpipe.learning.gradient.ppo import prepare, update
 from agentpipe.learning.interruption import deferred_signals
 from agentpipe.learning.joint.training import JointTraining
-from agentpipe.learning.lineage import labels_digest
 from agentpipe.learning.metrics import Events, Utilisation
-from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.options import TrainingOptions, share_at
-from agentpipe.learning.package import PolicyPackage
-from agentpipe.learning.ppo import prepare, update
-from agentpipe.learning.replay import open_replay, replayed_rows
+from agentpipe.learning.policy.lineage import labels_digest
+from agentpipe.learning.policy.network import PolicyNetwork
+from agentpipe.learning.policy.package import PolicyPackage
 from agentpipe.learning.result import Reason, TrainingResult
-from agentpipe.learning.rollout import Rollout, collect
+from agentpipe.learning.samples.replay import open_replay, replayed_rows
+from agentpipe.learning.samples.rollout import Rollout, collect
+from agentpipe.learning.samples.stream import Stream, unknown_source
 from agentpipe.learning.state import TrainingState, seed_of
-from agentpipe.learning.stream import Stream, unknown_source
 from agentpipe.learning.workers import Workers, single_threaded_torch
 from agentpipe.progress import silent
 from agentpipe.storage import writer_lock
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from agentpipe.environments.demonstrator import Expert
     from agentpipe.environments.pool import LinePool
     from agentpipe.experience.store.shard import Shard
-    from agentpipe.learning.demonstrations import Demonstrations
-    from agentpipe.learning.normalisation import ObservationStatistics
+    from agentpipe.learning.cloning.demonstrations import Demonstrations
     from agentpipe.learning.options import PpoOptions
-    from agentpipe.learning.replay import Replay
-    from agentpipe.learning.stream import LiveSource
+    from agentpipe.learning.policy.normalisation import ObservationStatistics
+    from agentpipe.learning.samples.replay import Replay
+    from agentpipe.learning.samples.stream import LiveSource
     from agentpipe.learning.tensors import Arrays
     from agentpipe.progress import Progress
 

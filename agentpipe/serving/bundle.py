@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.errors import BundleError
-from agentpipe.learning.lineage import LABELS
+from agentpipe.learning.policy.lineage import LABELS
 from agentpipe.progress import Progress, silent
 from agentpipe.serving import layout
 from agentpipe.serving.export import ExportReport, export_policy
@@ -26,7 +26,7 @@ from agentpipe.storage import publish_directory, read_json, typed_os_errors, wri
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
     from agentpipe.serving.inputs import PolicyInputs
 
 _STAGE: Final = "triton bundle"
@@ -118,7 +118,7 @@ def build_bundle(  # noqa: PLR0913 - each says something else of the bundle
     """Builds, checks and publishes the bundle of a policy package; ``out_root/bundle-<digest>`` appears whole or not.
 
     Args:
-        package_dir: A saved :class:`~agentpipe.learning.package.PolicyPackage`; it is read and never changed.
+        package_dir: A saved :class:`~agentpipe.learning.policy.package.PolicyPackage`; it is read and never changed.
         out_root: Folder of all bundles.
         provenance: JSON: versions and digests of what the policy came from. No times: it is part of the digest.
         evaluation: JSON: the figures on which the policy was judged. No times either.
@@ -143,7 +143,7 @@ def build_bundle(  # noqa: PLR0913 - each says something else of the bundle
         raise BundleError("a bundle that is not promotable says why", field="reasons", remedy=remedy)
     if version < 1:
         raise BundleError(f"version {version}", field="version", remedy="versions count from 1")
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
 
     progress(_STAGE, 0, 5, "load the policy package")
     package = PolicyPackage.load(package_dir)

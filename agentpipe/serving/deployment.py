@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentpipe.errors import AgentpipeError, BundleError, InputError, ServingError
-from agentpipe.learning.promotion import champion_stores, signed
+from agentpipe.learning.succession.promotion import champion_stores, signed
 from agentpipe.serving.check_records import check_once
 from agentpipe.serving.repository import SERVED, ServingRepository
 from agentpipe.serving.server_check import FAILED, SKIPPED
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from agentpipe.learning.champion import Champion
+    from agentpipe.learning.succession.champion import Champion
     from agentpipe.progress import Progress
     from agentpipe.serving.repository import Published
     from agentpipe.serving.server_check import ServerCheck

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.errors import BundleError, CorruptError, InputError
-from agentpipe.learning.champion import exclusive
+from agentpipe.learning.succession.champion import exclusive
 from agentpipe.serving import layout
 from agentpipe.serving.publish import publish_version, published_versions, withdraw_version
 from agentpipe.serving.triton_config import MODEL_FILE, is_model_name, read_config

@@ -25,7 +25,7 @@ from agentpipe.defs.partitions import monday
 from agentpipe.defs.references import References
 from agentpipe.defs.resources import hold_home
 from agentpipe.experience.store.shard import open_shard
-from agentpipe.learning.package import PolicyPackage
+from agentpipe.learning.policy.package import PolicyPackage
 from agentpipe_tests.acceptance.conftest import Day
 from agentpipe_tests.acceptance.harness import OVER, Loop
 from agentpipe_tests.production import drop

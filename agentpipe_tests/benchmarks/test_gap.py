@@ -28,9 +28,9 @@ from agentpipe.environments.players import OraclePlayer, RandomPlayer
 from agentpipe.environments.table import load_table
 from agentpipe.errors import InputError
 from agentpipe.evaluation.rollout import play_first_episodes
-from agentpipe.learning.champion import ChampionStore
 from agentpipe.learning.options import NetworkOptions
-from agentpipe.learning.player import PolicyPlayer
+from agentpipe.learning.policy.player import PolicyPlayer
+from agentpipe.learning.succession.champion import ChampionStore
 from benchmarks import report
 from benchmarks.difficulty import Line, spread
 from benchmarks.gap import __main__ as gap

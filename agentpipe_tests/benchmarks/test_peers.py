@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_NAMES
-from agentpipe.learning.normalisation import ObservationStatistics
+from agentpipe.learning.policy.normalisation import ObservationStatistics
 from benchmarks import peers, peers_recorder, peers_report
 from benchmarks.peers_line import PeerPlayer, Preparation
 from benchmarks.peers_recorder import Recorder

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agentpipe.cli.main import app
-from agentpipe.learning.promotion import champion_stores
+from agentpipe.learning.succession.promotion import champion_stores
 from agentpipe_tests.bundles import save_bundle, save_package
 
 COMMANDS = ("show", "history", "rollback", "held", "approve", "reject")

@@ -65,7 +65,7 @@ def test_there_is_no_champion_before_the_first(tmp_path: Path) -> None:
 
 
 def test_the_champion_is_shown_with_its_history(tmp_path: Path) -> None:
-    from agentpipe.learning.champion import ChampionStore
+    from agentpipe.learning.succession.champion import ChampionStore
 
     store = ChampionStore(tmp_path / "champion")
     store.promote("digest-1", "path/to/package", expected=None, reason="the first", figures={"success": 0.9})

@@ -15,8 +15,8 @@ from agentpipe.defs.graph import SHAPES
 from agentpipe.defs.references import Reference
 from agentpipe.defs.resources import CELL_CHAIN, Workspace
 from agentpipe.environments.parameters import CELLS
-from agentpipe.learning.champion import Champion, ChampionStore
-from agentpipe.learning.lineage import LABELS, pack_labels
+from agentpipe.learning.policy.lineage import LABELS, pack_labels
+from agentpipe.learning.succession.champion import Champion, ChampionStore
 from agentpipe.learning.tensors import seal, sealed_manifest
 from agentpipe.storage import publish_directory
 

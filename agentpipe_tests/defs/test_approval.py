@@ -11,7 +11,7 @@ import pytest
 from agentpipe.definitions import defs
 from agentpipe.defs.instance import recorded_version
 from agentpipe.defs.resources import Workspace
-from agentpipe.learning.promotion import champion_stores
+from agentpipe.learning.succession.promotion import champion_stores
 from agentpipe_tests.bundles import save_bundle, save_package
 from agentpipe_tests.defs.homes import QUIET, promote
 

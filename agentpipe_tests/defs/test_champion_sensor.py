@@ -8,7 +8,7 @@ import pytest
 from agentpipe.defs.evaluation.sensors import champion_sensor
 from agentpipe.defs.instance import recorded_version
 from agentpipe.defs.resources import Workspace
-from agentpipe.learning.champion import ChampionStore
+from agentpipe.learning.succession.champion import ChampionStore
 from agentpipe.settings import ScheduleSettings
 from agentpipe_tests.defs.homes import leave, promote
 

@@ -19,7 +19,7 @@ from agentpipe.defs.references import Reference
 from agentpipe.defs.resources import Workspace
 from agentpipe.defs.serving import promotion
 from agentpipe.defs.serving.assets import publish
-from agentpipe.learning.promotion import champion_stores
+from agentpipe.learning.succession.promotion import champion_stores
 from agentpipe.serving import layout
 from agentpipe.storage import write_bytes
 from agentpipe_tests.bundles import save_bundle, save_package

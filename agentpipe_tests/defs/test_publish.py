@@ -14,8 +14,8 @@ from agentpipe.defs.resources import Workspace
 from agentpipe.defs.serving import promotion
 from agentpipe.defs.serving.assets import publish, triton_bundle
 from agentpipe.errors import CorruptError, GateError
-from agentpipe.learning.champion import Champion, ChampionStore
-from agentpipe.learning.promotion import champion_stores
+from agentpipe.learning.succession.champion import Champion, ChampionStore
+from agentpipe.learning.succession.promotion import champion_stores
 from agentpipe.serving import deployment
 from agentpipe.storage import read_json, write_json
 
@@ -48,7 +48,7 @@ def leave(workspace: Workspace, asset: str, key: str, version: str, **figures: o
 
 def package(workspace: Workspace, labels: frozenset[str] = frozenset()) -> None:
     """A package at the place that every checkpoint here names."""
-    from agentpipe.learning.lineage import LABELS, pack_labels
+    from agentpipe.learning.policy.lineage import LABELS, pack_labels
     from agentpipe.learning.tensors import seal, sealed_manifest
     from agentpipe.storage import publish_directory
 

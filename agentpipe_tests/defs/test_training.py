@@ -20,9 +20,9 @@ from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
 from agentpipe.environments.parameters import CELLS
 from agentpipe.errors import LearningError
 from agentpipe.learning import finetuning, trainer
-from agentpipe.learning.finetuning import NotTrained
-from agentpipe.learning.normalisation import ObservationStatistics
-from agentpipe.learning.package import PolicyPackage
+from agentpipe.learning.policy.normalisation import ObservationStatistics
+from agentpipe.learning.policy.package import PolicyPackage
+from agentpipe.learning.succession.finetuning import NotTrained
 from agentpipe.progress import silent
 from agentpipe_tests.defs.homes import leave, promote
 
@@ -58,7 +58,7 @@ class Stand:
             PolicyPackage, "load", lambda path: SimpleNamespace(name=path.name, statistics="the champion's")
         )
         monkeypatch.setattr("agentpipe.experience.store.shard.open_shard", lambda path: path.name)
-        monkeypatch.setattr("agentpipe.learning.stream.line_source", lambda *_: "source")
+        monkeypatch.setattr("agentpipe.learning.samples.stream.line_source", lambda *_: "source")
 
     def _scene(self, workspace: Workspace) -> Scene:
         table, profile = SimpleNamespace(version="table-1"), SimpleNamespace(digest="profile-1")
@@ -207,9 +207,9 @@ def distilled(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append((arguments, options, result))
         return result
 
-    monkeypatch.setattr("agentpipe.learning.distillation.distillation_due", lambda *_: "always")
-    monkeypatch.setattr("agentpipe.learning.distillation.nothing_met", lambda *_: "")
-    monkeypatch.setattr("agentpipe.learning.distillation.distil", distil)
+    monkeypatch.setattr("agentpipe.learning.aids.distillation.distillation_due", lambda *_: "always")
+    monkeypatch.setattr("agentpipe.learning.aids.distillation.nothing_met", lambda *_: "")
+    monkeypatch.setattr("agentpipe.learning.aids.distillation.distil", distil)
     return asked
 
 
@@ -230,9 +230,9 @@ def test_where_it_is_due_the_hardest_environments_are_learned_apart(stand: Stand
 
 def test_an_interrupted_distillation_is_no_candidate(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = SimpleNamespace(finished=False)
-    monkeypatch.setattr("agentpipe.learning.distillation.distillation_due", lambda *_: "always")
-    monkeypatch.setattr("agentpipe.learning.distillation.nothing_met", lambda *_: "")
-    monkeypatch.setattr("agentpipe.learning.distillation.distil", lambda *_, **__: broken)
+    monkeypatch.setattr("agentpipe.learning.aids.distillation.distillation_due", lambda *_: "always")
+    monkeypatch.setattr("agentpipe.learning.aids.distillation.nothing_met", lambda *_: "")
+    monkeypatch.setattr("agentpipe.learning.aids.distillation.distil", lambda *_, **__: broken)
     with pytest.raises(LearningError, match="distillation was interrupted"):
         stand.make("manual")
 
@@ -240,8 +240,8 @@ def test_an_interrupted_distillation_is_no_candidate(stand: Stand, monkeypatch: 
 def test_where_no_environment_was_met_the_main_policy_is_kept_and_it_is_said(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentpipe.learning.distillation.distillation_due", lambda *_: "always")
-    monkeypatch.setattr("agentpipe.learning.distillation.nothing_met", lambda *_: "not done: none was met")
+    monkeypatch.setattr("agentpipe.learning.aids.distillation.distillation_due", lambda *_: "always")
+    monkeypatch.setattr("agentpipe.learning.aids.distillation.nothing_met", lambda *_: "not done: none was met")
     made = stand.make("manual")
     assert made.distilled is None
     assert assets._distilled(made) == {"distillation": "due (always), not done: none was met"}
@@ -264,7 +264,7 @@ def test_demonstrations_are_read_from_where_the_settings_say_and_too_few_are_ref
         return SimpleNamespace(digest="content")
 
     with monkeypatch.context() as patched:
-        patched.setattr("agentpipe.learning.demonstrations.read_demonstrations", reader)
+        patched.setattr("agentpipe.learning.cloning.demonstrations.read_demonstrations", reader)
         stand.make("manual")
     assert read == [([given], (OBSERVATION_SIZE, ACTION_COUNT), 50)]
     [(_, options)] = stand.trained

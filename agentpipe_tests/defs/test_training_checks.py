@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentpipe.defs.learning.checks import TRAINING, WARM_UP, candidate_gates
+from agentpipe.learning.aids.reward_checks import RewardReport
 from agentpipe.learning.gates import at_most
-from agentpipe.learning.reward_checks import RewardReport
 from agentpipe.settings import GateSettings
 
 UPDATE = {
@@ -37,7 +37,7 @@ def shards(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     report = RewardReport((at_most("4", GRADIENT, 0.2, 0.15, 9.0, "correct the reward"),), (), ("signs: 0.40",))
     monkeypatch.setattr("agentpipe.experience.store.shard.is_shrunk", shrunk.__contains__)
     monkeypatch.setattr("agentpipe.experience.store.shard.open_shard", lambda path: path)
-    monkeypatch.setattr("agentpipe.learning.reward_checks.check_shard", lambda _: report)
+    monkeypatch.setattr("agentpipe.learning.aids.reward_checks.check_shard", lambda _: report)
     return shrunk
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentpipe.learning.champion import ChampionStore
+from agentpipe.learning.succession.champion import ChampionStore
 from agentpipe_tests.docker.deployment import Deployment
 from agentpipe_tests.serving.agent.line_bundle import save_line_bundle
 from agentpipe_tests.serving.agent.lines import running_line

@@ -9,10 +9,10 @@ from agentpipe.environments.rules import RulesPlayer
 from agentpipe.errors import EvaluationError
 from agentpipe.evaluation.drift import policy_drift
 from agentpipe.evaluation.reference import collect_reference
-from agentpipe.learning.network import PolicyNetwork
-from agentpipe.learning.normalisation import ObservationStatistics
 from agentpipe.learning.options import NetworkOptions
-from agentpipe.learning.package import PolicyPackage
+from agentpipe.learning.policy.network import PolicyNetwork
+from agentpipe.learning.policy.normalisation import ObservationStatistics
+from agentpipe.learning.policy.package import PolicyPackage
 from agentpipe_tests.environments.line import catalog, make_pool, profile, table
 
 STEPS, LINES = 16, 5

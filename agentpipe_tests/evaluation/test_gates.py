@@ -16,7 +16,7 @@ from agentpipe.evaluation.gates import (
     training_gate,
     warmup_gate,
 )
-from agentpipe.learning.reward_checks import range_figures, sign_figure
+from agentpipe.learning.aids.reward_checks import range_figures, sign_figure
 from agentpipe.settings import GateSettings
 from agentpipe.storage import canonical_json
 

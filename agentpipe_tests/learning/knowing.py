@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from agentpipe.learning.joint.training import JointTraining
-from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.options import NetworkOptions
-from agentpipe.learning.rollout import Rollout, collect
+from agentpipe.learning.policy.network import PolicyNetwork
+from agentpipe.learning.samples.rollout import Rollout, collect
 from agentpipe.learning.workers import Workers
 from agentpipe_tests.learning.tiny import ACTIONS, SEGMENTS, WIDTH, TinyPool, tiny_statistics
 

@@ -9,8 +9,8 @@ import pytest
 
 from agentpipe.errors import CheckpointError, LearningError, LockHeldError, NonFiniteError, SimulationError
 from agentpipe.learning import checkpoint as checkpoints
-from agentpipe.learning.demonstrations import Demonstrations
-from agentpipe.learning.normalisation import ObservationStatistics
+from agentpipe.learning.cloning.demonstrations import Demonstrations
+from agentpipe.learning.policy.normalisation import ObservationStatistics
 from agentpipe.learning.trainer import train
 from agentpipe_tests.learning.test_trainer import run
 from agentpipe_tests.learning.tiny import ACTION_NAMES, ACTIONS, NAMES, WIDTH, TinyPool, tiny_options, tiny_statistics

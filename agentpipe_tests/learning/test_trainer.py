@@ -21,7 +21,7 @@ from agentpipe.learning.options import (
     share_at,
     training_options,
 )
-from agentpipe.learning.package import PolicyPackage
+from agentpipe.learning.policy.package import PolicyPackage
 from agentpipe.learning.trainer import train
 from agentpipe.settings import Settings
 from agentpipe_tests.learning.tiny import (
@@ -381,8 +381,8 @@ def test_settings_become_options():
 
 def test_heavy_imports_stay_out_of_the_light_modules():
     code = (
-        "import sys, agentpipe.learning.options, agentpipe.learning.champion, agentpipe.learning.gates,"
-        "agentpipe.learning.normalisation; assert 'torch' not in sys.modules"
+        "import sys, agentpipe.learning.options, agentpipe.learning.succession.champion, agentpipe.learning.gates,"
+        "agentpipe.learning.policy.normalisation; assert 'torch' not in sys.modules"
     )
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env=environment)

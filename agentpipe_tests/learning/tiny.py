@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentpipe.environments.demonstrator import QUESTION_COUNT
-from agentpipe.learning.normalisation import ObservationStatistics
 from agentpipe.learning.options import NetworkOptions, PpoOptions, TrainingOptions, WarmUpOptions
+from agentpipe.learning.policy.normalisation import ObservationStatistics
 
 CHOICES, SEGMENTS = 3, 4
 ACTIONS = CHOICES * SEGMENTS

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_NAMES, OBSERVATION_SIZE
-from agentpipe.learning.network import PolicyNetwork
-from agentpipe.learning.normalisation import ObservationStatistics
 from agentpipe.learning.options import NetworkOptions
-from agentpipe.learning.package import PolicyPackage
+from agentpipe.learning.policy.network import PolicyNetwork
+from agentpipe.learning.policy.normalisation import ObservationStatistics
+from agentpipe.learning.policy.package import PolicyPackage
 from agentpipe.serving.bundle import build_bundle
 
 

@@ -15,10 +15,10 @@ from safetensors.numpy import load, save
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_NAMES, OBSERVATION_SIZE
 from agentpipe.errors import AnswerError, BundleError, NonFiniteError, ParityError, ServiceError, ServingError
-from agentpipe.learning.network import PolicyNetwork
-from agentpipe.learning.normalisation import ObservationStatistics
 from agentpipe.learning.options import NetworkOptions
-from agentpipe.learning.package import PolicyPackage
+from agentpipe.learning.policy.network import PolicyNetwork
+from agentpipe.learning.policy.normalisation import ObservationStatistics
+from agentpipe.learning.policy.package import PolicyPackage
 from agentpipe.serving import layout
 from agentpipe.serving.bundle import build_bundle
 from agentpipe.serving.client import PolicyClient

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from agentpipe.cli.main import app
 from agentpipe.errors import BundleError, CorruptError, InputError
-from agentpipe.learning.champion import ChampionStore
+from agentpipe.learning.succession.champion import ChampionStore
 from agentpipe.serving import layout
 from agentpipe.serving.check_records import CheckRecords
 from agentpipe.serving.deployment import list_published, serve_champion, serving_repository

@@ -78,7 +78,7 @@ def test_a_server_that_runs_takes_a_bundle_for_a_while_and_keeps_what_it_serves(
 
 
 def test_single_requests_are_batched_and_answered_each_with_its_own(server, package_dir, inputs):
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
 
     expected = run_module(PolicyPackage.load(package_dir).module, inputs)
     with PolicyClient(server.grpc, timeout=30.0) as client:

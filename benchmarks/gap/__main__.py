@@ -19,11 +19,11 @@ from agentpipe.environments.layout import A_MACHINE, ACTION_COUNT, ACTION_NAMES,
 from agentpipe.environments.line_profile import default_profile
 from agentpipe.environments.table import load_table
 from agentpipe.errors import InputError
-from agentpipe.learning.champion import ChampionStore
-from agentpipe.learning.network import PolicyNetwork
-from agentpipe.learning.normalisation import ObservationStatistics
 from agentpipe.learning.options import NetworkOptions
-from agentpipe.learning.package import PolicyPackage
+from agentpipe.learning.policy.network import PolicyNetwork
+from agentpipe.learning.policy.normalisation import ObservationStatistics
+from agentpipe.learning.policy.package import PolicyPackage
+from agentpipe.learning.succession.champion import ChampionStore
 from agentpipe.storage import write_bytes
 from benchmarks.difficulty import DOCUMENT, Line
 from benchmarks.gap.explain import SMOKE, Sizes, explain

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from agentpipe.evaluation.statistics import Estimate
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
     from benchmarks.difficulty import Line
     from benchmarks.gap.play import Played
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from agentpipe.environments.players import Player
     from agentpipe.environments.pool import LinePool
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
 
     Bools = npt.NDArray[np.bool_]
 

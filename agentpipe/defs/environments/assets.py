@@ -13,7 +13,7 @@ from agentpipe.defs.scene import scene
 from agentpipe.defs.steps import markdown, plot, rows, step
 
 if TYPE_CHECKING:
-    from agentpipe.learning.normalisation import ObservationStatistics
+    from agentpipe.learning.policy.normalisation import ObservationStatistics
 
 
 @dg.asset(**specification("line_profile"))
@@ -166,7 +166,7 @@ def observation_statistics(context: dg.AssetExecutionContext, workspace: Workspa
     Gathered once from their first steps under the rule-based player and random legal actions, then frozen with every
     checkpoint; never per environment, never updated by an evaluation.
     """
-    from agentpipe.learning.normalisation import gather_statistics
+    from agentpipe.learning.policy.normalisation import gather_statistics
 
     with step(context, workspace) as work:
         setting = scene(workspace)

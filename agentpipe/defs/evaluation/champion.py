@@ -12,7 +12,7 @@ from agentpipe.defs.steps import Step, plot, purpose, rows, step
 
 if TYPE_CHECKING:
     from agentpipe.evaluation.report import EvaluationReport
-    from agentpipe.learning.champion import Champion
+    from agentpipe.learning.succession.champion import Champion
 
 SHOWN = ("success", "ci95", "decision_seconds", "episodes", "environments")
 

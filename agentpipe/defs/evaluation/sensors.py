@@ -43,7 +43,7 @@ def champion_sensor(chosen: ScheduleSettings) -> dg.SensorDefinition:
 
 
 def _sequence(workspace: Workspace) -> int:
-    from agentpipe.learning.champion import ChampionStore
+    from agentpipe.learning.succession.champion import ChampionStore
 
     current = ChampionStore(workspace.root / "champion").current()
     return 0 if current is None else current.sequence

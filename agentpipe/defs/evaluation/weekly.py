@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agentpipe.evaluation.drift_sample import Observations
     from agentpipe.evaluation.input_drift import InputDriftResult
     from agentpipe.evaluation.weekly import ChampionWeek, Measured
-    from agentpipe.learning.champion import Champion
+    from agentpipe.learning.succession.champion import Champion
 
 WEEK = dt.timedelta(days=7)
 
@@ -41,7 +41,7 @@ def measured(workspace: Workspace, week: dt.date) -> Measured:
 def _champions(workspace: Workspace, week: dt.date) -> ChampionWeek:
     """The champions at the end of this week and of the one before."""
     from agentpipe.evaluation.weekly import ChampionWeek
-    from agentpipe.learning.champion import ChampionStore
+    from agentpipe.learning.succession.champion import ChampionStore
 
     history = ChampionStore(workspace.root / "champion").history()
     before, now = _last_before(history, week), _last_before(history, week + WEEK)

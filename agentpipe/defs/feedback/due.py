@@ -162,8 +162,8 @@ def _new_labels(
     """
     del digest, champion_digest
     from agentpipe.feedback.labelled import read_labelled
-    from agentpipe.learning.lineage import trained_labels
-    from agentpipe.learning.reach import why_nothing
+    from agentpipe.learning.policy.lineage import trained_labels
+    from agentpipe.learning.succession.reach import why_nothing
 
     new = read_labelled(feedback, day).without(trained_labels(package))
     return len(new), why_nothing(new, weak_negative)

@@ -17,8 +17,8 @@ from agentpipe.defs.under_way import SKIPPED_TAG
 from agentpipe.errors import LearningError
 
 if TYPE_CHECKING:
-    from agentpipe.learning.finetuning import FineTuned
     from agentpipe.learning.result import TrainingResult
+    from agentpipe.learning.succession.finetuning import FineTuned
 
 
 AIDS_SHOWN = 60

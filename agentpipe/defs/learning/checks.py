@@ -12,8 +12,8 @@ from agentpipe.defs.gates import specs
 
 if TYPE_CHECKING:
     from agentpipe.evaluation.gates import GateResult
-    from agentpipe.learning.finetuning import FineTuned
     from agentpipe.learning.result import TrainingResult
+    from agentpipe.learning.succession.finetuning import FineTuned
     from agentpipe.settings import GateSettings
 
 WARM_UP = ("actor_loss", "critic_error", "gradient_norm")
@@ -51,8 +51,8 @@ def _rewards(trained: TrainingResult) -> GateResult:
     """Rewards of the last update, and how they changed over the newest live shard that holds its full records."""
     from agentpipe.evaluation.gates import rewards_gate
     from agentpipe.experience.store.shard import is_shrunk, open_shard
+    from agentpipe.learning.aids.reward_checks import check_shard
     from agentpipe.learning.aids.reward_watch import reward_figures
-    from agentpipe.learning.reward_checks import check_shard
 
     judged = reward_figures(trained.update_log[-1]) if trained.update_log else ()
     shard = next((path for path in reversed(trained.shards) if not is_shrunk(path)), None)

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from agentpipe.environments.catalog import EnvironmentSpec
     from agentpipe.experience.store.shard import Shard
-    from agentpipe.learning.champion import Champion
-    from agentpipe.learning.demonstrations import Demonstrations
-    from agentpipe.learning.distillation import Distilled
-    from agentpipe.learning.finetuning import FineTuned, FineTuningResult
-    from agentpipe.learning.normalisation import ObservationStatistics
+    from agentpipe.learning.aids.distillation import Distilled
+    from agentpipe.learning.cloning.demonstrations import Demonstrations
     from agentpipe.learning.options import TrainingOptions
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.normalisation import ObservationStatistics
+    from agentpipe.learning.policy.package import PolicyPackage
     from agentpipe.learning.result import TrainingResult
+    from agentpipe.learning.succession.champion import Champion
+    from agentpipe.learning.succession.finetuning import FineTuned, FineTuningResult
 
     Rows = npt.NDArray[np.int64]
 
@@ -95,9 +95,9 @@ def cells(work: Step) -> list[str]:
 
 
 def _from_scratch(work: Step, current: Champion | None) -> Made:
-    from agentpipe.learning.distillation import distillation_due, nothing_met
-    from agentpipe.learning.normalisation import ObservationStatistics
+    from agentpipe.learning.aids.distillation import distillation_due, nothing_met
     from agentpipe.learning.options import training_options
+    from agentpipe.learning.policy.normalisation import ObservationStatistics
 
     statistics = ObservationStatistics.load(work.workspace.references.artefact("observation_statistics"))
     options = training_options(work.workspace.settings)
@@ -113,9 +113,9 @@ def _from_scratch(work: Step, current: Champion | None) -> Made:
 
 def _near_champion(work: Step, day: dt.date, current: Champion) -> Made:
     """The policy gradient from the champion, held near it; then the day's labels that no ancestor has learned."""
-    from agentpipe.learning.finetuning import NotTrained
     from agentpipe.learning.options import retraining_options
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
+    from agentpipe.learning.succession.finetuning import NotTrained
 
     initial = PolicyPackage.load(work.workspace.root / current.package)
     options = dataclasses.replace(retraining_options(work.workspace.settings), seed=_own_seed(work))
@@ -133,8 +133,8 @@ def _own_seed(work: Step) -> int:
 
 
 def _from_labels(work: Step, day: dt.date, current: Champion | None) -> Made:
-    from agentpipe.learning.finetuning import NotTrained
-    from agentpipe.learning.package import PolicyPackage
+    from agentpipe.learning.policy.package import PolicyPackage
+    from agentpipe.learning.succession.finetuning import NotTrained
 
     if current is None:
         raise LearningError("there is no champion yet that could learn from feedback", remedy="run agentpipe run first")
@@ -155,7 +155,7 @@ def _train(
 ) -> TrainingResult:
     from agentpipe.experience.origin import home_pools
     from agentpipe.learning.checkpoint import latest
-    from agentpipe.learning.stream import line_source
+    from agentpipe.learning.samples.stream import line_source
     from agentpipe.learning.trainer import train
 
     setting, chosen, directory = scene(work.workspace), cells(work), folder.resolve()
@@ -192,7 +192,7 @@ def _demonstrations(work: Step, options: TrainingOptions) -> Demonstrations | No
         return None
     from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
     from agentpipe.feedback.schema import FeedbackShape
-    from agentpipe.learning.demonstrations import read_demonstrations
+    from agentpipe.learning.cloning.demonstrations import read_demonstrations
 
     chosen, shape = options.demonstrations, FeedbackShape(OBSERVATION_SIZE, ACTION_COUNT)
     return read_demonstrations([path], shape, least=chosen.least, successes_only=chosen.successes_only)
@@ -204,13 +204,13 @@ def _distil(
     """Fine-tunes on the hardest training environments, whose episodes are neither those of the training nor judged.
 
     Raises:
-        LearningError: interrupted; or what :func:`~agentpipe.learning.distillation.distil` raises.
+        LearningError: interrupted; or what :func:`~agentpipe.learning.aids.distillation.distil` raises.
     """
     from agentpipe.evaluation.rollout import play_first_episodes
     from agentpipe.experience.origin import home_pools
-    from agentpipe.learning.distillation import distil
-    from agentpipe.learning.player import PolicyPlayer
-    from agentpipe.learning.stream import line_source
+    from agentpipe.learning.aids.distillation import distil
+    from agentpipe.learning.policy.player import PolicyPlayer
+    from agentpipe.learning.samples.stream import line_source
 
     setting, chosen = scene(work.workspace), cells(work)
     live, judged = (dataclasses.replace(setting, seed=_seed_for(options.seed, name)) for name in ("hardest", "judged"))
@@ -257,8 +257,8 @@ def _seed_for(seed: int, name: str) -> int:
 
 def _tune(work: Step, day: dt.date, policy: PolicyPackage, current: Champion) -> FineTuningResult:
     from agentpipe.feedback.labelled import read_labelled
-    from agentpipe.learning.finetuning import fine_tune
     from agentpipe.learning.options import fine_tuning_options
+    from agentpipe.learning.succession.finetuning import fine_tune
 
     setting, chosen, settings = scene(work.workspace), cells(work), work.workspace.settings
     return fine_tune(

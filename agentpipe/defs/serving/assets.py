@@ -118,7 +118,7 @@ def publish(context: dg.AssetExecutionContext, workspace: Workspace) -> dg.Mater
 
 
 def _history(workspace: Workspace) -> list[dict[str, Any]]:
-    from agentpipe.learning.champion import ChampionStore
+    from agentpipe.learning.succession.champion import ChampionStore
 
     history = ChampionStore(workspace.root / "champion").history()
     return [

@@ -30,7 +30,7 @@ class Decision(dg.Config):
 @dg.op
 def decide(context: dg.OpExecutionContext, config: Decision, workspace: Workspace) -> None:
     """Approves a held candidate, which promotes it by compare-and-set, or rejects it; recorded with who and why."""
-    from agentpipe.learning.promotion import approve_candidate, reject_candidate
+    from agentpipe.learning.succession.promotion import approve_candidate, reject_candidate
     from agentpipe.serving.verify import check_bundle
 
     mark_process(context.instance, context.run_id)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentpipe.defs.resources import Workspace
     from agentpipe.evaluation.challenge_fate import Fate, Standing
     from agentpipe.evaluation.challenge_result import Challenge
-    from agentpipe.learning.champion import Champion
+    from agentpipe.learning.succession.champion import Champion
 
 TRIES = 3
 """Comparisons with champions that change under one candidate's hands, before it is left to be compared again."""
@@ -94,8 +94,8 @@ def settle(work: Step, candidate: Candidate) -> Settled:
         CorruptError: the champion's pointer was lost, or a record is damaged.
     """
     from agentpipe.evaluation.challenge_fate import decide
-    from agentpipe.learning.champion import ChampionConflictError
-    from agentpipe.learning.promotion import champion_stores
+    from agentpipe.learning.succession.champion import ChampionConflictError
+    from agentpipe.learning.succession.promotion import champion_stores
 
     workspace, challenge = work.workspace, None
     champions, holds = champion_stores(workspace.root)
@@ -158,7 +158,7 @@ def _who(candidate: Candidate) -> str:
 
 def _check(workspace: Workspace, candidate: Candidate) -> None:
     """Whether package and bundle still are what they were when they were made."""
-    from agentpipe.learning.promotion import check_candidate
+    from agentpipe.learning.succession.promotion import check_candidate
     from agentpipe.serving.verify import check_bundle
 
     bundle = {"bundle": candidate.bundle.path, "bundle_digest": candidate.bundle.data_version}
@@ -167,8 +167,8 @@ def _check(workspace: Workspace, candidate: Candidate) -> None:
 
 def _standing(workspace: Workspace, candidate: Candidate, history: tuple[Champion, ...]) -> Standing:
     from agentpipe.evaluation.challenge_fate import Standing
-    from agentpipe.learning.lineage import trained_labels
-    from agentpipe.learning.promotion import REJECTED, champion_stores
+    from agentpipe.learning.policy.lineage import trained_labels
+    from agentpipe.learning.succession.promotion import REJECTED, champion_stores
 
     current = history[-1] if history else None
     theirs: frozenset[str] = frozenset()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from agentpipe.environments.pool import LinePool
     from agentpipe.learning.gates import GateFigure
-    from agentpipe.learning.rollout import Rollout
+    from agentpipe.learning.samples.rollout import Rollout
     from agentpipe.learning.tensors import Arrays
 
 

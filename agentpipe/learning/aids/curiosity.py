@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from agentpipe.learning.aids.options import AidOptions
     from agentpipe.learning.gates import GateFigure
-    from agentpipe.learning.rollout import Rollout
+    from agentpipe.learning.samples.rollout import Rollout
     from agentpipe.learning.tensors import Arrays
 
 ORDER: Final = (

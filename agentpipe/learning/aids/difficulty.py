@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from agentpipe.environments.pool import LinePool
     from agentpipe.learning.aids.base import Knobs
-    from agentpipe.learning.rollout import Rollout
+    from agentpipe.learning.samples.rollout import Rollout
     from agentpipe.learning.tensors import Arrays
 
 RATE: Final = 0.05

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from agentpipe.learning.aids.options import AidOptions
     from agentpipe.learning.gates import GateFigure
     from agentpipe.learning.options import PpoOptions
-    from agentpipe.learning.rollout import Rollout
+    from agentpipe.learning.samples.rollout import Rollout
     from agentpipe.learning.tensors import Arrays
 
 ADVANTAGE = "losses/advantage_mean"
@@ -154,7 +154,7 @@ def reach(rollout: Rollout, decay: float) -> float:
     """Share of the early segments' advantages that comes from later segments; see the module.
 
     Args:
-        rollout: whose returns are known (:func:`~agentpipe.learning.ppo.prepare`).
+        rollout: whose returns are known (:func:`~agentpipe.learning.gradient.ppo.prepare`).
         decay: gamma lambda of its advantages.
 
     Returns:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from agentpipe.environments.pool import LinePool
     from agentpipe.learning.aids.base import Knobs
     from agentpipe.learning.aids.options import OrchestratorOptions
-    from agentpipe.learning.rollout import Rollout
+    from agentpipe.learning.samples.rollout import Rollout
     from agentpipe.learning.tensors import Arrays
 
 FLOOR, EXPLORE, EXPLOIT = range(len(REASONS))

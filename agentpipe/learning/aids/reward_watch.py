@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from agentpipe.learning.aids.base import Aid
-from agentpipe.learning.reward_checks import RANGE, range_figures, sign_figure, sign_ratio
+from agentpipe.learning.aids.reward_checks import RANGE, range_figures, sign_figure, sign_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentpipe.environments.pool import LinePool
     from agentpipe.learning.gates import GateFigure
-    from agentpipe.learning.rollout import Rollout
+    from agentpipe.learning.samples.rollout import Rollout
 
 INSIDE, SIGNS, CLAMPED = "rewards/inside_ten", "rewards/advantage_signs", "rewards/clamped_share"
 

@@ -12,7 +12,7 @@ from agentpipe.environments.truth import TRUTHS, truth
 
 if TYPE_CHECKING:
     from agentpipe.environments.pool import LinePool
-    from agentpipe.learning.network import PolicyNetwork
+    from agentpipe.learning.policy.network import PolicyNetwork
 
 
 class JointRecord:

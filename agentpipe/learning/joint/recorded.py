@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentpipe.experience.store.shard import Shard
-    from agentpipe.learning.network import PolicyNetwork
+    from agentpipe.learning.policy.network import PolicyNetwork
     from agentpipe.learning.workers import Workers
 
     Integers = npt.NDArray[np.int64]

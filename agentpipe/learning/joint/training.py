@@ -20,9 +20,9 @@ from torch import Tensor
 
 from agentpipe.environments.truth import TRUTHS, has_truth
 from agentpipe.errors import CheckpointError, LearningError
+from agentpipe.learning.gradient.ppo import clip_gradients
 from agentpipe.learning.joint.perception import perception_loss
 from agentpipe.learning.joint.record import JointRecord
-from agentpipe.learning.ppo import clip_gradients
 from agentpipe.learning.tensors import required
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from agentpipe.environments.pool import LinePool
-    from agentpipe.learning.network import PolicyNetwork
-    from agentpipe.learning.rollout import Rollout
+    from agentpipe.learning.policy.network import PolicyNetwork
+    from agentpipe.learning.samples.rollout import Rollout
     from agentpipe.learning.tensors import Arrays
     from agentpipe.learning.workers import Workers
 
@@ -109,7 +109,7 @@ class JointTraining:
         self._parts.append(_Part(name, tuple(f"{name}.{part}" for part in names), parameters, optimiser, loss, sums))
 
     def record(self, steps: int) -> JointRecord | None:
-        """What a :class:`~agentpipe.learning.rollout.Rollout` of ``steps`` steps keeps for this; none for nothing."""
+        """What a :class:`~agentpipe.learning.samples.rollout.Rollout` of ``steps`` keeps for this; none for nothing."""
         learning = bool(self._parts)
         needed = learning or self.network.memory is not None
         return JointRecord(self.network, steps, self.memory, learning=learning) if needed else None

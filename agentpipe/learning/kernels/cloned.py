@@ -1,6 +1,6 @@
 """The warm-up's loss of a part of a minibatch, from the weights to the gradients.
 
-Formulas stand in :mod:`~agentpipe.learning.cloning`.
+Formulas stand in :mod:`~agentpipe.learning.cloning.fused`.
 """
 
 from __future__ import annotations

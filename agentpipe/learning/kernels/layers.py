@@ -1,6 +1,6 @@
 """Forward and backward pass of a block of samples through the policy network.
 
-What :class:`~agentpipe.learning.network.PolicyNetwork` computes, with its parameters in one row of numbers
+What :class:`~agentpipe.learning.policy.network.PolicyNetwork` computes, with its parameters in one row of numbers
 (:class:`~agentpipe.learning.kernels.packed.PackedNetwork` puts them there) and its input encoded. With x the encoded
 input of a sample, l its last action and f the activation, each trunk is
 

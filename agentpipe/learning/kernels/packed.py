@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from agentpipe.learning.kernels.blas import Call
 from agentpipe.learning.kernels.layers import BLOCK, Net, Work
-from agentpipe.learning.network import UnitHead
+from agentpipe.learning.policy.network import UnitHead
 
 if TYPE_CHECKING:
-    from agentpipe.learning.network import PolicyNetwork
+    from agentpipe.learning.policy.network import PolicyNetwork
 
 _LANES = 10
 _LINE = 16

@@ -1,6 +1,6 @@
 """The segment-wise clipped policy loss of a part of a minibatch, from the weights to the gradients.
 
-Formulas stand in :mod:`~agentpipe.learning.fused`.
+Formulas stand in :mod:`~agentpipe.learning.gradient.fused`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ZERO, _ONE, _HALF, _LIMIT = np.float32(0.0), np.float32(1.0), np.float32(0.5), 
 
 
 class Samples(NamedTuple):
-    """The arrays of a :class:`~agentpipe.learning.batch.Batch`, in its order, and of an anchor."""
+    """The arrays of a :class:`~agentpipe.learning.samples.batch.Batch`, in its order, and of an anchor."""
 
     encoded: Any
     last_action: Any

@@ -381,7 +381,7 @@ def champion_bundle(home: Path) -> Path:
         BundleError: there is no champion, or its bundle is not in the home.
         CorruptError, VersionError: the champion's pointer is damaged.
     """
-    from agentpipe.learning.champion import ChampionStore
+    from agentpipe.learning.succession.champion import ChampionStore
 
     current = ChampionStore(home / "champion").current()
     if current is None:

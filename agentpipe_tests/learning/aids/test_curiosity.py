@@ -10,7 +10,7 @@ import torch
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_NAMES, block_start
 from agentpipe.learning.aids.curiosity import BITS, TABLE, Cells, Curiosity
 from agentpipe.learning.aids.options import AidOptions
-from agentpipe.learning.rollout import Rollout
+from agentpipe.learning.samples.rollout import Rollout
 from agentpipe_tests.learning.aids.told import copied, rollout_of, warning
 
 NAMES = tuple(f"o{index}" for index in range(6))

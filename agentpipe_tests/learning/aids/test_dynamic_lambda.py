@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from agentpipe.learning.advantages import generalised_advantages
 from agentpipe.learning.aids.base import Knobs
 from agentpipe.learning.aids.dynamic_lambda import DynamicLambda, reach
 from agentpipe.learning.aids.options import AidOptions
+from agentpipe.learning.gradient.advantages import generalised_advantages
 from agentpipe.learning.options import PpoOptions
 from agentpipe_tests.learning.aids.told import CALM, copied, rollout_of, warning
 

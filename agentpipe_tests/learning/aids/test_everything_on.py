@@ -14,9 +14,9 @@ from agentpipe.experience.record import record_trajectories
 from agentpipe.experience.store.shard import open_shard
 from agentpipe.learning import checkpoint as checkpoints
 from agentpipe.learning.aids.options import AidOptions, OrchestratorOptions
-from agentpipe.learning.normalisation import gather_statistics
 from agentpipe.learning.options import NetworkOptions, ReplayOptions, StreamOptions
-from agentpipe.learning.stream import line_source
+from agentpipe.learning.policy.normalisation import gather_statistics
+from agentpipe.learning.samples.stream import line_source
 from agentpipe.learning.trainer import train
 from agentpipe_tests.environments.line import catalog, make_pool, profile, table
 from agentpipe_tests.learning.tiny import tiny_options

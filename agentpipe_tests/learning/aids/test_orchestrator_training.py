@@ -19,9 +19,9 @@ from agentpipe.learning import checkpoint as checkpoints
 from agentpipe.learning.aids.options import OrchestratorOptions
 from agentpipe.learning.aids.orchestrator_bandit import ARMS, arm_of
 from agentpipe.learning.aids.orchestrator_log import REASONS, ROW, read_log
-from agentpipe.learning.normalisation import gather_statistics
 from agentpipe.learning.options import StreamOptions
-from agentpipe.learning.stream import line_source
+from agentpipe.learning.policy.normalisation import gather_statistics
+from agentpipe.learning.samples.stream import line_source
 from agentpipe.learning.trainer import train
 from agentpipe_tests.environments.line import catalog, make_pool, profile, table
 from agentpipe_tests.learning.tiny import tiny_options

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from agentpipe.learning.gates import GateFigure
-from agentpipe.learning.rollout import Rollout
+from agentpipe.learning.samples.rollout import Rollout
 
 CALM = {
     "losses/advantage_mean": 0.0,

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from agentpipe.learning.anchor import AnchoredBatch, AnchoredGradient
-from agentpipe.learning.batch import Batch
-from agentpipe.learning.cloning import ClonedBatch, CloningGradient
-from agentpipe.learning.fused import SHARD_SAMPLES, SHARDS, SegmentedGradient, shards_of
+from agentpipe.learning.cloning.fused import ClonedBatch, CloningGradient
+from agentpipe.learning.gradient.anchor import AnchoredBatch, AnchoredGradient
+from agentpipe.learning.gradient.fused import SHARD_SAMPLES, SHARDS, SegmentedGradient, shards_of
 from agentpipe.learning.kernels.layers import BLOCK
-from agentpipe.learning.network import PolicyNetwork
 from agentpipe.learning.options import NetworkOptions
+from agentpipe.learning.policy.network import PolicyNetwork
+from agentpipe.learning.samples.batch import Batch
 from agentpipe.learning.workers import Workers
-from agentpipe_tests.learning.reference import anchor_loss, cloning_loss, segmented_loss
+from agentpipe_tests.learning.gradient.reference import anchor_loss, cloning_loss, segmented_loss
 
 WIDTH, ACTIONS, CLIP = 5, 9, (0.15, 0.08, 0.25, 0.12)
 QUESTIONS = np.array([-1, 0, 0, 0, 1, 1, -1, -1, -1], np.int8)

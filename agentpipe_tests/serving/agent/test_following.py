@@ -14,7 +14,7 @@ from collections import defaultdict
 import pytest
 
 from agentpipe.errors import ServiceError
-from agentpipe.learning.champion import ChampionStore
+from agentpipe.learning.succession.champion import ChampionStore
 from agentpipe.serving.agent import following
 from agentpipe.serving.agent.deciders import read_policy
 from agentpipe.serving.agent.following import Follower

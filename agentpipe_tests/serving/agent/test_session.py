@@ -22,7 +22,7 @@ from agentpipe.feedback.intake import take
 from agentpipe.feedback.rules import Rules
 from agentpipe.feedback.schema import FeedbackShape
 from agentpipe.feedback.store import days, decisions_of, quarantine_counts
-from agentpipe.learning.champion import ChampionStore
+from agentpipe.learning.succession.champion import ChampionStore
 from agentpipe.serving.agent.incidents import read_incidents
 from agentpipe.serving.agent.operator import tell_line
 from agentpipe.serving.agent.remember import memory_folder, remember

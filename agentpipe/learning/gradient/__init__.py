@@ -1,0 +1,1 @@
+"""Segment-wise clipped policy gradient (S9): rewards, advantages, losses, and the update."""

@@ -1,0 +1,1 @@
+"""What plays: the network, its compiled forward pass, observation statistics, and the package of all of them."""
