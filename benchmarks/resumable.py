@@ -123,12 +123,17 @@ def deadline_in(minutes: float | None) -> float:
 def work(pieces: Sequence[Piece], cache: Cache, deadline: float, tell: Tell) -> list[Piece]:
     """Makes the pieces that are missing, in order; one that should not be done by the deadline is left out.
 
+    Two processes may share a cache, best with seeds of their own: what is being made is seen by the other once it is
+    there.
+
     Returns:
         Those that are still missing.
     """
     left = []
     missing = [piece for piece in _different(pieces) if not cache.has(piece)]
     for number, piece in enumerate(missing, 1):
+        if cache.has(piece):  # another process that shares the folder was faster
+            continue
         expected = cache.expected(piece)
         if time.monotonic() + expected > deadline:
             left.append(piece)

@@ -43,6 +43,17 @@ def test_another_configuration_is_made_and_the_order_of_its_parts_does_not_matte
     assert made == ["run", "run"]
 
 
+def test_what_another_process_made_meanwhile_is_not_made_again(piece, made, tmp_path):
+    cache, later = Cache(tmp_path), dataclasses.replace(piece, key={"later": True})
+
+    def both():
+        cache.make(later)
+        return {}
+
+    assert work([dataclasses.replace(piece, run=both), later], cache, math.inf, quiet) == []
+    assert made == ["run"]
+
+
 def test_a_run_that_is_killed_leaves_nothing(piece, tmp_path):
     def killed():
         raise KeyboardInterrupt
