@@ -12,7 +12,7 @@ from benchmarks.measure import ROOT, results_folder
 
 NAMES = ("simulator", "training", "buffer", "drift")
 """share their options"""
-PLAIN = ("table_redis", "feedback_intake", "feedback_learning", "serving")
+PLAIN = ("table_redis", "feedback_intake", "feedback_learning", "promotion", "serving")
 """know --smoke and --out only"""
 ALONE = {
     "claims": "hours, in pieces: --plan, --minutes",

@@ -17,6 +17,7 @@ from benchmarks import (
     feedback_intake,
     feedback_learning,
     peers_report,
+    promotion,
     seeds,
     serving,
     table_redis,
@@ -157,6 +158,7 @@ SECTIONS: dict[str, Section] = {
     "table_redis": titled("The disturbance table through Redis", table_redis.section),
     "feedback_intake": titled("Intake of feedback", feedback_intake.section),
     "feedback_learning": titled("What labels teach", feedback_learning.section),
+    "promotion": titled("How often a candidate is promoted", promotion.section),
     "serving": titled("Serving", serving.section),
     "chaos": titled("What breaks", chaos_report.section),
 }

@@ -32,7 +32,7 @@ def run(
         typer.Option(
             "--profile",
             help="demo: a few hundred environments, about a minute, must beat random, not promotable. "
-            "standard: the whole catalogue, trained to the target.",
+            "standard: the whole catalogue, trained until no further gain, or the budget.",
             show_default="standard",
         ),
     ] = None,

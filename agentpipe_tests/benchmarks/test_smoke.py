@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks import report
+from benchmarks import promotion, report
 from benchmarks.measure import ROOT, Contestant, take_turns
 
 
@@ -46,6 +46,15 @@ def test_what_was_measured_once_is_not_measured_again(name, some, tmp_path):
     assert "[1 of " not in again.stderr
     assert again.stdout == first.stdout
     assert json.loads(content)["rows"] == json.loads((tmp_path / f"{name}.json").read_text())["rows"]
+
+
+def test_promotions_are_counted_and_the_page_can_show_them(tmp_path):
+    promotion.main(["--smoke", "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "promotion.json").read_text())["rows"]
+    by = {(row["lacks"], row["different"], row["episodes"]): row["ours"] for row in rows}
+    assert by[0.0, 0.02, 8] == 1.0
+    assert max(share for (lacks, *_), share in by.items() if lacks == 0.01) <= 0.5
+    assert "## How often a candidate is promoted" in report.results(tmp_path)
 
 
 def test_more_cores_than_there_are_is_said_and_not_measured(tmp_path):

@@ -14,6 +14,7 @@ from benchmarks import (
     feedback_learning,
     measure,
     peers,
+    promotion,
     table_redis,
     worker,
 )
@@ -41,7 +42,9 @@ def test_a_measured_run_writes_into_the_committed_results_and_a_smoke_run_where_
     assert worker.main("buffer", None, ["--smoke", "--cores", "9999", "--out", str(kept)]) == kept / "buffer.json"
 
 
-@pytest.mark.parametrize("benchmark", [buffer_learning, claims, feedback_intake, feedback_learning, peers, table_redis])
+@pytest.mark.parametrize(
+    "benchmark", [buffer_learning, claims, feedback_intake, feedback_learning, peers, promotion, table_redis]
+)
 def test_every_benchmark_asks_for_its_folder_in_the_same_place(benchmark):
     assert benchmark.results_folder is measure.results_folder
 
