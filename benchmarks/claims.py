@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(section(more))
     if left:
         say_what_is_left(left, cache, tell)
-    elif not chosen.arms and not chosen.seeds:
+    elif not (chosen.arms or chosen.seeds or chosen.smoke):
         cache.keep_only(wanted)
 
 

@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(section(more))
     if left:
         say_what_is_left(left, cache, tell)
-    elif not skipped and not chosen.only and chosen.seeds == parser.get_default("seeds"):
+    elif not (skipped or chosen.only or chosen.smoke) and chosen.seeds == parser.get_default("seeds"):
         cache.keep_only([*trials(contestants, sizes, cores), *every])
 
 

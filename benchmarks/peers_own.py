@@ -16,6 +16,7 @@ from agentpipe.environments.layout import Purpose
 from benchmarks.peers_settings import CLIP, DISCOUNT, GAE_LAMBDA, HIDDEN
 
 if TYPE_CHECKING:
+    from agentpipe.learning.gates import WarmUpFigures
     from agentpipe.learning.options import TrainingOptions
     from agentpipe.learning.policy.package import PolicyPackage
     from agentpipe.learning.result import TrainingResult
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _PROBE_EPISODES, _PROBE_UPDATES = 20_000, 4
 _SAFE = 0.97
 """of what a probe says fits: a run must not go beyond the steps or seconds that all have"""
+_ATTEMPTS = 3
+"""at most: a run that went beyond them does not count, and is made again, smaller"""
 NEVER = 10**12
 
 
@@ -112,29 +115,42 @@ def _steps_of(ground: Ground, setting: Setting, recorder: Recorder) -> int:
 
 
 def probe(ground: Ground) -> dict[str, float]:
-    """How fast a default training goes here: a short one."""
+    """How fast a default training goes here: short ones, of which two clone, so that what both begin with is known."""
+    options = default_options(ground)
+    episodes = min(_PROBE_EPISODES, 10 * len(ground.scene.train))
+    pool = ground.scene.pool(ground.scene.train, Purpose.TRAIN)
+    (few, few_seconds), (many, many_seconds) = (_clone(ground, pool, share * episodes) for share in (1, 3))
+    each = max(many_seconds - few_seconds, 0.1 * many_seconds) / max(1, many.samples - few.samples)
+    steps = _PROBE_UPDATES * options.ppo.rollout_steps * pool.size
+    short = dataclasses.replace(options, warm_up=None, budget_steps=steps, patience=None)
+    with tempfile.TemporaryDirectory(prefix="agentpipe-peers-") as name:
+        began = time.perf_counter()
+        shard = ground.scene.recorded(Path(name) / "recorded")
+        recorded_seconds = time.perf_counter() - began
+        live = _train(ground, pool, short, recorded=[shard])
+    pool.close()
+    return {
+        "cloned_steps_per_second": 1.0 / each,
+        "steps_per_episode": many.samples / many.episodes,
+        "steps_per_second": live.steps_per_second,
+        "look_seconds": _look_seconds(ground, live.package),
+        "begin_seconds": recorded_seconds + max(0.0, few_seconds - few.samples * each),
+    }
+
+
+def _clone(ground: Ground, pool: Any, episodes: int) -> tuple[WarmUpFigures, float]:  # noqa: ANN401
+    """Clones so many episodes and no more; figures and seconds."""
     from agentpipe.environments.demonstrator import DemonstratorPlayer
 
     options = default_options(ground)
     assert options.warm_up is not None
-    episodes = min(_PROBE_EPISODES, 10 * len(ground.scene.train))
     warm_up = dataclasses.replace(options.warm_up, episodes=episodes)
-    pool = ground.scene.pool(ground.scene.train, Purpose.TRAIN)
     began = time.perf_counter()
-    cloned = _train(
+    made = _train(
         ground, pool, dataclasses.replace(options, warm_up=warm_up, budget_steps=0), expert=DemonstratorPlayer()
     )
-    seconds = time.perf_counter() - began
-    steps = _PROBE_UPDATES * options.ppo.rollout_steps * pool.size
-    live = _train(ground, pool, dataclasses.replace(options, warm_up=None, budget_steps=steps, patience=None))
-    pool.close()
-    assert cloned.warm_up is not None
-    return {
-        "cloned_steps_per_second": cloned.warm_up.samples / seconds,
-        "steps_per_episode": cloned.warm_up.samples / cloned.warm_up.episodes,
-        "steps_per_second": live.steps_per_second,
-        "look_seconds": _look_seconds(ground, live.package),
-    }
+    assert made.warm_up is not None
+    return made.warm_up, time.perf_counter() - began
 
 
 def _look_seconds(ground: Ground, package: PolicyPackage) -> float:
@@ -143,32 +159,49 @@ def _look_seconds(ground: Ground, package: PolicyPackage) -> float:
     return time.perf_counter() - began
 
 
-def scaled(ground: Ground, rates: dict[str, float], axis: str) -> tuple[TrainingOptions, float]:
+def scaled(ground: Ground, rates: dict[str, float], axis: str, safe: float = _SAFE) -> tuple[TrainingOptions, float]:
     """The default training, shrunk in all its parts so that it fits into the steps or the seconds of the race.
 
-    Recorded episodes count: rules play one of each training line before training.
+    Recorded episodes count: rules play one of each training line before training. The policy gradient gets whole
+    rollouts. ``safe`` is how much of what fits by ``rates`` is used.
     """
     options = default_options(ground)
     assert options.warm_up is not None
-    recorded = len(ground.scene.train) * rates["steps_per_episode"]
     cloned = options.warm_up.episodes * rates["steps_per_episode"]
     if axis == "steps":
+        recorded = len(ground.scene.train) * rates["steps_per_episode"]
         whole, free = cloned + options.budget_steps, ground.sizes.steps - recorded
     else:
         updates = options.budget_steps / (options.ppo.rollout_steps * len(ground.scene.train))
         looks = rates["look_seconds"] * updates / options.validate_every
         whole = cloned / rates["cloned_steps_per_second"] + options.budget_steps / rates["steps_per_second"] + looks
-        free = ground.sizes.seconds - recorded / rates["steps_per_second"]
-    share = max(1e-3, min(1.0, _SAFE * free / whole))
+        free = ground.sizes.seconds - rates["begin_seconds"]
+    share = max(1e-3, min(1.0, safe * free / whole))
     warm_up = dataclasses.replace(options.warm_up, episodes=max(1, int(share * options.warm_up.episodes)))
-    return dataclasses.replace(options, warm_up=warm_up, budget_steps=int(share * options.budget_steps)), share
+    rollout = options.ppo.rollout_steps * len(ground.scene.train)
+    budget = max(1, int(share * options.budget_steps) // rollout) * rollout
+    return dataclasses.replace(options, warm_up=warm_up, budget_steps=budget), share
 
 
 def train_as_run(ground: Ground, rates: dict[str, float], axis: str) -> tuple[PolicyPackage, dict[str, float]]:
-    """Records by rule, clones, learns, looks at the validation split: the package, and what it cost."""
+    """Records by rule, clones, learns, looks at the validation split: the package, and what it cost.
+
+    A run that went beyond the steps or seconds of the race is thrown away, and made again as much smaller; one that
+    still does after some attempts is told by what it cost.
+    """
+    limit, safe = getattr(ground.sizes, axis), _SAFE
+    for _ in range(_ATTEMPTS):
+        package, cost = _as_run(ground, rates, axis, safe)
+        if cost[axis] <= limit:
+            break
+        safe *= _SAFE * limit / cost[axis]
+    return package, cost
+
+
+def _as_run(ground: Ground, rates: dict[str, float], axis: str, safe: float) -> tuple[PolicyPackage, dict[str, float]]:
     from agentpipe.environments.demonstrator import DemonstratorPlayer
 
-    options, share = scaled(ground, rates, axis)
+    options, share = scaled(ground, rates, axis, safe)
     with tempfile.TemporaryDirectory(prefix="agentpipe-peers-") as name:
         pool = ground.scene.pool(ground.scene.train, Purpose.TRAIN)
         began = time.perf_counter()

@@ -9,6 +9,7 @@ difference is above minus the margin; a cell's veto, which is another test, is l
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,9 @@ def differences(lacks: float, different: float, episodes: int, random: np.random
 
 def student_low(values: Floats, alpha: float) -> float:
     """The usual bound, to hold ours against."""
-    error = float(values.std(ddof=1)) / values.size**0.5
-    return float(values.mean()) - float(stdtrit(values.size - 1, 1 - alpha)) * error
+    error = float(values.std(ddof=1)) / math.sqrt(values.size)
+    quantile = float(stdtrit(values.size - 1, 1 - alpha))
+    return float(values.mean()) - quantile * error
 
 
 def promoted(lacks: float, different: float, episodes: int, trials: int) -> dict[str, Any]:

@@ -101,11 +101,12 @@ class Cache:
         return _AGAIN * statistics.median(known) if known else piece.seconds
 
     def keep_only(self, pieces: Iterable[Piece]) -> None:
-        """Removes what belongs to no piece: figures of a configuration that is no more."""
-        wanted = {self.path(piece) for piece in pieces}
+        """Removes figures of a configuration that is no more: of none of ``pieces``, not even under another seed."""
+        wanted = {(piece.kind, canonical_json(_seedless(dict(piece.key)))) for piece in pieces}
         for path in self.folder.glob("*/*.json"):
-            if path not in wanted:
-                path.unlink()
+            key = read_json(path)["key"]
+            if (path.parent.name, canonical_json(_seedless(key))) not in wanted:
+                path.unlink(missing_ok=True)
 
     def origins(self, pieces: Iterable[Piece]) -> dict[str, Any]:
         """Revisions that the figures of ``pieces`` stem from, and between when and when they were made."""
@@ -113,6 +114,13 @@ class Cache:
         made = sorted(entry["made"] for entry in entries)
         revisions = sorted({entry["revision"] for entry in entries})
         return {"revisions": revisions, "first": made[0] if made else "", "last": made[-1] if made else ""}
+
+
+def _seedless(key: Any) -> Any:  # noqa: ANN401 - a JSON value
+    """``key`` without its seeds."""
+    if isinstance(key, dict):
+        return {name: _seedless(value) for name, value in key.items() if name != "seed"}
+    return [_seedless(value) for value in key] if isinstance(key, list | tuple) else key
 
 
 def deadline_in(minutes: float | None) -> float:

@@ -132,23 +132,16 @@ def pool_gate(figures: Mapping[str, Any], gates: GateSettings) -> tuple[GateResu
 
 
 def warmup_gate(figures: Mapping[str, Any], gates: GateSettings) -> tuple[GateResult, ...]:
-    """Gate 2, behaviour cloning: ``actor_loss``, ``critic_mae``, ``gradient_norm_median``; all of them warn."""
-    loss, error = _required(figures, "actor_loss"), _required(figures, "critic_mae")
-    norm = _required(figures, "gradient_norm_median")
+    """Gate 2, behaviour cloning: ``actor_loss``, ``critic_mae``, ``gradient_norm_median``; all of them warn.
+
+    Where ``critic_mae`` is ``None`` no reward was recorded: the critic had nothing to learn, which is said.
+    """
+    loss, norm = _required(figures, "actor_loss"), _required(figures, "gradient_norm_median")
     loss_level = _level(loss, gates.warmup_actor_loss, gates.warmup_actor_loss_warn)
-    error_level = _level(error, gates.warmup_critic_mae, gates.warmup_critic_mae_warn)
     more = "clone more expert episodes or for more epochs"
     return (
         _judge(2, "actor_loss", loss, gates.warmup_actor_loss, more, severity="warn", level=loss_level),
-        _judge(
-            2,
-            "critic_error",
-            error,
-            gates.warmup_critic_mae,
-            "check the scale of the returns, then clone longer",
-            severity="warn",
-            level=error_level,
-        ),
+        _critic(figures, gates),
         _judge(
             2,
             "gradient_norm",
@@ -159,6 +152,16 @@ def warmup_gate(figures: Mapping[str, Any], gates: GateSettings) -> tuple[GateRe
             usual=gates.gradient_norm_usual,
         ),
     )
+
+
+def _critic(figures: Mapping[str, Any], gates: GateSettings) -> GateResult:
+    if "critic_mae" in figures and figures["critic_mae"] is None:
+        reason = "the demonstrations hold no rewards: the critic learns once the policy gradient begins"
+        return GateResult(2, "critic_error", False, "warn", None, None, reason, {"judged": False})
+    error, limit = _required(figures, "critic_mae"), gates.warmup_critic_mae
+    level = _level(error, limit, gates.warmup_critic_mae_warn)
+    remedy = "check the scale of the returns, then clone longer"
+    return _judge(2, "critic_error", error, limit, remedy, severity="warn", level=level)
 
 
 # Gate 3 ------------------------------------------------------------------------------------------------------------

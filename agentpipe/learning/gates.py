@@ -35,12 +35,12 @@ class GateFigure:
 
 @dataclass(frozen=True)
 class WarmUpFigures:
-    """What behaviour cloning ended with; means over its last epoch."""
+    """What behaviour cloning ended with: means over the last tenth of a warm-up, or over held-out demonstrations."""
 
     actor_loss: float
     """masked cross-entropy, nats"""
-    critic_mae: float
-    """mean absolute error in scaled returns"""
+    critic_mae: float | None
+    """mean absolute error in scaled returns; none where no reward was recorded, so that there was nothing to learn"""
     gradient_norm_median: float
     """over all gradient steps, before clipping"""
     accuracy: float
@@ -68,14 +68,14 @@ def at_least(gate: str, name: str, value: float, target: float, alarm: float, re
 def warm_up_gate(figures: WarmUpFigures, options: GateOptions) -> tuple[GateFigure, ...]:
     """Gate 2."""
     remedy = "more expert episodes or epochs; check that the expert sees what the policy sees"
-    norm = figures.gradient_norm_median
-    return (
-        at_most("2", "actor loss", figures.actor_loss, options.actor_loss, options.actor_loss_warn, remedy),
-        at_most(
-            "2", "critic mean absolute error", figures.critic_mae, options.critic_mae, options.critic_mae_warn, remedy
-        ),
-        at_most("2", "gradient norm median", norm, options.gradient_norm_warn, float("inf"), "lower the learning rate"),
-    )
+    norm, error = figures.gradient_norm_median, figures.critic_mae
+    found = [at_most("2", "actor loss", figures.actor_loss, options.actor_loss, options.actor_loss_warn, remedy)]
+    if error is not None:
+        name = "critic mean absolute error"
+        found.append(at_most("2", name, error, options.critic_mae, options.critic_mae_warn, remedy))
+    slower = "lower the learning rate"
+    found.append(at_most("2", "gradient norm median", norm, options.gradient_norm_warn, float("inf"), slower))
+    return tuple(found)
 
 
 def training_gate(

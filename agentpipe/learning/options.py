@@ -258,12 +258,18 @@ class TrainingOptions:
         check_fields(self)
 
     def digest(self) -> str:
-        """Digest of every option but how live rollouts are recorded, which changes no result."""
+        """Digest of every option that changes a result."""
         return digest_bytes(canonical_json(self.decisive()))
 
     def decisive(self) -> dict[str, Any]:
-        """Every option that changes a result, as plain JSON values."""
+        """Every option that changes a result, as plain JSON values.
+
+        How live rollouts are recorded and how many checkpoints are kept changes none, nor how many threads there are,
+        nor when the clock ends a run, which may go on.
+        """
         content = {**as_json(self), "stream": None}
+        for name in ("threads", "keep_checkpoints", "max_seconds"):
+            del content[name]
         for name in ("kl_weight", "tolerance"):  # a training without them is called what it always was
             if content[name] == 0:
                 del content[name]

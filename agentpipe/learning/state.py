@@ -42,6 +42,12 @@ class Counters:
     """best validation score"""
     best_update: int = 0
     """update whose weights gave it"""
+    best_steps: int = 0
+    """steps that they were trained on"""
+    good_update: int = 0
+    """last update after which no circuit breaker complained"""
+    good_steps: int = 0
+    """steps until then"""
     validations: list[list[float]] = field(default_factory=list)
     """update, score"""
     streaks: dict[str, int] = field(default_factory=dict)
@@ -91,9 +97,23 @@ class TrainingState:
         """A copy of the network's weights."""
         return {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
 
-    def chosen(self) -> dict[str, torch.Tensor]:
-        """The weights that the run has to show: the best validated, else the last good ones."""
-        return self.best or self.good
+    def keep_good(self) -> None:
+        """Remembers the weights of now as the last good ones."""
+        self.good, counters = self.weights(), self.counters
+        counters.good_update, counters.good_steps = counters.update, counters.environment_steps
+
+    def keep_best(self, score: float) -> None:
+        """Remembers the weights of now as the ones that validation prefers."""
+        self.best, counters = self.weights(), self.counters
+        counters.best_score, counters.looks = score, 0
+        counters.best_update, counters.best_steps = counters.update, counters.environment_steps
+
+    def chosen(self) -> tuple[dict[str, torch.Tensor], int, int]:
+        """The weights that the run has to show, best validated or last good, with their update and steps."""
+        counters = self.counters
+        if self.best:
+            return self.best, counters.best_update, counters.best_steps
+        return self.good, counters.good_update, counters.good_steps
 
     def version(self) -> str:
         """Digest of the weights that play now."""
@@ -153,11 +173,11 @@ class TrainingState:
             for key, value in self.optimiser.state.get(parameter, {}).items()
         }
 
-    def restore(self, checkpoint: Checkpoint, pool: LinePool, path: Path) -> None:
-        """Continues from ``checkpoint``; the pool goes back to its snapshot.
+    def require_same_options(self, checkpoint: Checkpoint, path: Path) -> None:
+        """Refuses to continue from ``checkpoint``; changes nothing.
 
         Raises:
-            CheckpointError: it was made under other options or statistics, or does not fit network or pool.
+            CheckpointError: it was made under other options or statistics; names the option.
         """
         content, arrays = checkpoint.content, checkpoint.arrays
         remedy = "start anew, or resume with the options that it was made with"
@@ -169,6 +189,14 @@ class TrainingState:
             raise CheckpointError(
                 "made with other observation statistics", file=path, field="statistics", remedy=remedy
             )
+
+    def restore(self, checkpoint: Checkpoint, pool: LinePool, path: Path) -> None:
+        """Continues from ``checkpoint``, once :meth:`require_same_options` let it pass; the pool gets its snapshot.
+
+        Raises:
+            CheckpointError: it does not fit network or pool.
+        """
+        content, arrays = checkpoint.content, checkpoint.arrays
         load_weights(self.network, arrays["network"], path / "network.safetensors")
         self.best = {name: torch.from_numpy(array) for name, array in arrays["best"].items()}
         self.good = {name: torch.from_numpy(array) for name, array in arrays["good"].items()}
@@ -176,7 +204,7 @@ class TrainingState:
         self.generator.set_state(torch.from_numpy(required(arrays["random"], "order", path)))
         self.uniforms.bit_generator.state = required(content, "uniforms", path)
         self.scaler.restore(arrays["rewards"], path / "rewards.safetensors")
-        self.counters = Counters(**{name: required(content, name, path) for name in Counters.__dataclass_fields__})
+        self.counters = Counters(**{name: content[name] for name in Counters.__dataclass_fields__ if name in content})
         self.updates, self.utilisation = checkpoint.updates, checkpoint.utilisation
         self.warm_up = _warm_up(required(content, "warm_up", path))
         pool.restore(arrays["pool"])

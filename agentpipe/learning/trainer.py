@@ -208,6 +208,7 @@ class _Run:
     def resume(self, path: Path) -> None:
         found = checkpoints.load(path)
         require_same_run(found.content, self.context, path)
+        self.state.require_same_options(found, path)
         began = found.content.get("initial")
         if began is not None:
             self.context["initial"] = began
@@ -244,7 +245,8 @@ class _Run:
                 self.pool, expert, state, options.warm_up, options.ppo, self.workers, self.progress, self.joint
             )
         if state.warm_up is not None:
-            self.events.write({f"warm_up/{name}": v for name, v in vars(state.warm_up).items() if name != "expert"}, 0)
+            told = {name: v for name, v in vars(state.warm_up).items() if isinstance(v, int | float)}
+            self.events.write({f"warm_up/{name}": value for name, value in told.items()}, 0)
             warned = [figure for figure in warm_up_gate(state.warm_up, options.gates) if figure.status != "pass"]
             self.aids.warmed_up(warned)
             failed = [figure for figure in warned if figure.status == "fail"]
@@ -256,7 +258,7 @@ class _Run:
         # that every rollout holds all segments.
         if self.stream is not None:
             self.stream.start()
-        state.good = state.weights()
+        state.keep_good()
         self._look()
         if state.warm_up is not None:
             self._save()  # an interrupted run does not warm up again
@@ -358,7 +360,7 @@ class _Run:
         complaint = self.breaker.observe(losses)
         counters.streaks, counters.stopped = dict(self.breaker.streaks), complaint or ""
         if self.breaker.healthy:
-            state.good = state.weights()
+            state.keep_good()
         seconds = time.monotonic() - began
         self.spent += seconds
         self.steps += rollout.live
@@ -389,7 +391,8 @@ class _Run:
         if self.validate is None:
             return
         state, counters = self.state, self.state.counters
-        score = float(self.validate(self._package(state.weights())))
+        now = self._package(state.weights(), counters.update, counters.environment_steps)
+        score = float(self.validate(now))
         if not math.isfinite(score):
             remedy = "mend what scores policies, and resume where there is a checkpoint"
             raise NonFiniteError("not finite", field="validation score", step=counters.update, remedy=remedy)
@@ -397,16 +400,15 @@ class _Run:
         counters.validations.append([counters.update, score])
         self.looked.append((time.monotonic() - self.started, score))
         self.events.write({"charts/validation": score}, counters.environment_steps)
-        self.aids.looked(counters.update, counters.validations)
         if top is None or score > top or (tolerance > 0 and score >= top - tolerance):
-            counters.best_score, counters.best_update, counters.looks = score, counters.update, 0
-            state.best = state.weights()
+            state.keep_best(score)
         else:
             counters.looks += 1
 
     # -- keeping -----------------------------------------------------------------------------------------------
 
-    def _package(self, weights: dict[str, torch.Tensor]) -> PolicyPackage:
+    def _package(self, weights: dict[str, torch.Tensor], update: int, steps: int) -> PolicyPackage:
+        """The policy of ``weights``, those after ``update`` and so many environment steps."""
         state, counters = self.state, self.state.counters
         network = PolicyNetwork(len(state.statistics.names), len(self.action_names), self.options.network)
         network.load_state_dict(weights)
@@ -415,8 +417,8 @@ class _Run:
             "parent": self.context["parent"],
             "configuration_digest": self.context["configuration_digest"],
             "training_options": self.options.decisive(),
-            "update": counters.best_update if state.best else counters.update,
-            "environment_steps": counters.environment_steps,
+            "update": update,
+            "environment_steps": steps,
             "best_validation": counters.best_score,
         }
         names = state.statistics.names
@@ -449,7 +451,7 @@ class _Run:
 
     def finish(self, reason: Reason, explanation: str) -> TrainingResult:
         state, counters = self.state, self.state.counters
-        package = self._package(state.chosen())
+        package = self._package(*state.chosen())
         path = package.save(self.directory / "package")
         validations = _pairs(counters.validations)
         gates = () if state.warm_up is None else warm_up_gate(state.warm_up, self.options.gates)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_NAMES
 from agentpipe.learning.policy.normalisation import ObservationStatistics
-from benchmarks import peers, peers_recorder, peers_report
+from benchmarks import peers, peers_own, peers_recorder, peers_report
 from benchmarks.peers_line import PeerPlayer, Preparation
 from benchmarks.peers_recorder import Recorder
 from benchmarks.peers_run import key_of
@@ -32,6 +33,22 @@ def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr(peers_recorder, "time", made)
     return made
+
+
+# -- what agentpipe run would do, shrunk ---------------------------------------------------------------------------
+
+
+def test_a_run_beyond_its_limit_is_made_again_and_smaller(monkeypatch):
+    shares, costs = [], iter([1.3e6, 1.21e6, 1.15e6])
+
+    def as_run(ground, rates, axis, safe):
+        shares.append(safe)
+        return "package", {"steps": next(costs), "seconds": 1.0}
+
+    monkeypatch.setattr(peers_own, "_as_run", as_run)
+    ground = SimpleNamespace(sizes=Sizes())
+    assert peers_own.train_as_run(ground, {}, "steps") == ("package", {"steps": 1.15e6, "seconds": 1.0})
+    assert shares == pytest.approx([0.97, 0.97**2 * 1.2 / 1.3, 0.97**3 * 1.2 / 1.3 * 1.2 / 1.21])
 
 
 # -- the clock -----------------------------------------------------------------------------------------------------

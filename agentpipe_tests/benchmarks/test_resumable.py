@@ -83,6 +83,16 @@ def test_the_time_of_a_kind_is_learned_from_those_that_were_made(piece, tmp_path
     assert cache.expected(piece) == pytest.approx(110.0)
 
 
+def test_what_no_configuration_has_any_more_is_removed_and_other_seeds_stay(piece, tmp_path):
+    cache = Cache(tmp_path)
+    other_seed = dataclasses.replace(piece, key={**piece.key, "seed": 7, "options": {"seed": 7}})
+    mine = dataclasses.replace(piece, key={**piece.key, "options": {"seed": 0}})
+    stale = dataclasses.replace(piece, key={**piece.key, "size": 4})
+    work([mine, other_seed, stale], cache, math.inf, quiet)
+    cache.keep_only([mine])
+    assert [cache.has(one) for one in (mine, other_seed, stale)] == [True, True, False]
+
+
 def test_a_plan_makes_nothing(piece, made, tmp_path):
     other = dataclasses.replace(piece, key={"seed": 1}, seconds=120.0)
     last = dataclasses.replace(piece, kind="kind of its own", seconds=60.0)

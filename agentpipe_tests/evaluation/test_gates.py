@@ -125,6 +125,14 @@ LIMITS = [
 ]
 
 
+def test_a_critic_without_rewards_to_learn_from_is_not_judged():
+    results = {result.name: result for result in warmup_gate({**WARMUP, "critic_mae": None}, GATES)}
+    critic = results.pop("critic_error")
+    assert (critic.passed, critic.severity, critic.value, critic.metadata) == (False, "warn", None, {"judged": False})
+    assert "no rewards" in critic.remedy
+    assert all(result.passed for result in results.values())
+
+
 @pytest.mark.parametrize(("gate", "figures", "changed", "check", "severity"), LIMITS)
 def test_a_figure_beyond_its_limit_fails_its_check_alone(gate, figures, changed, check, severity):
     results = gate({**figures, **changed}, GATES)

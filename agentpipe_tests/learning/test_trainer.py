@@ -186,6 +186,16 @@ def test_resume_under_other_options_is_refused(tmp_path):
         run(tmp_path, tiny_options(budget_steps=512), resume=first.checkpoint, configuration_digest="other")
 
 
+def test_what_changes_no_result_may_change_between_two_parts_of_a_run(tmp_path):
+    whole = run(tmp_path / "whole", tiny_options(budget_steps=512 * 4))
+    part = run(tmp_path / "part", tiny_options(budget_steps=512 * 4, max_seconds=0.0))
+    assert part.reason == "time"
+    rest = tiny_options(budget_steps=512 * 4, threads=2, keep_checkpoints=5)
+    resumed = run(tmp_path / "part", rest, resume=part.checkpoint)
+    assert resumed.package.digest == whole.package.digest
+    assert checkpoints.load(resumed.checkpoint).digest == checkpoints.load(whole.checkpoint).digest
+
+
 def test_nan_leaves_the_last_checkpoint_untouched(tmp_path):
     class Breaks(TinyPool):
         def step(self, actions):
@@ -289,6 +299,16 @@ def test_breaker_stops_and_keeps_the_last_good_weights(tmp_path):
     assert result.updates == 2
     fresh = run(tmp_path / "fresh", tiny_options(budget_steps=1, gates=gates), stop=lambda: True)
     assert weights_of(result) == weights_of(fresh)
+    assert [result.package.provenance[name] for name in ("update", "environment_steps")] == [0, 0]
+
+
+def test_provenance_names_the_update_and_the_steps_of_the_weights(tmp_path):
+    scores = iter([0.1, 0.9, 0.2])
+    chosen = tiny_options(budget_steps=512 * 2, validate_every=1)
+    best = run(tmp_path / "best", chosen, validate=lambda _: next(scores)).package.provenance
+    last = run(tmp_path / "last", tiny_options(budget_steps=512 * 3)).package.provenance
+    assert (best["update"], best["environment_steps"]) == (1, 512)
+    assert (last["update"], last["environment_steps"]) == (3, 512 * 3)
 
 
 def test_failing_warm_up_gate_stops_before_the_policy_gradient(tmp_path):

@@ -54,7 +54,7 @@ class LogEntry:
 
 
 class Aid:
-    """Does nothing; an aid overrides what it needs. Called in the order of the methods below, once an update."""
+    """Does nothing; an aid overrides what it needs. Each update calls ``before`` to ``figures`` once, in that order."""
 
     name: ClassVar[str] = ""
 
@@ -86,9 +86,6 @@ class Aid:
 
     def updated(self, figures: Mapping[str, float], warnings: Sequence[GateFigure]) -> None:
         """After the update: its figures and those of the episodes that ended, and what of gate 4 does not pass."""
-
-    def looked(self, validations: Sequence[Sequence[float]]) -> None:
-        """After a look at the validation split: all looks so far, each with update and score."""
 
     def figures(self) -> dict[str, float]:
         """For the update's log and TensorBoard."""
@@ -154,12 +151,6 @@ class Aids:
             own |= aid.figures()
         self._take_notes(number)
         return own
-
-    def looked(self, number: int, validations: Sequence[Sequence[float]]) -> None:
-        """Tells of a look at the validation split."""
-        for aid in self.aids:
-            aid.looked(validations)
-        self._take_notes(number)
 
     def leave(self, directory: Path) -> dict[str, Path]:
         """The files that aids leave, by the name of the aid."""

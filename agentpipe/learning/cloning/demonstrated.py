@@ -12,9 +12,8 @@ themselves; a decision of a person has none, and teaches the actor alone.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,8 +28,11 @@ from agentpipe.learning.cloning.fused import (
     ClonedBatch,
     CloningGradient,
 )
+from agentpipe.learning.cloning.imitation import LOWEST_RATE
 from agentpipe.learning.gates import WarmUpFigures
 from agentpipe.learning.gradient.ppo import clip_gradients
+from agentpipe.learning.gradient.rewards import accumulated
+from agentpipe.learning.options import share_at
 from agentpipe.progress import silent
 
 if TYPE_CHECKING:
@@ -44,16 +46,13 @@ if TYPE_CHECKING:
     from agentpipe.learning.workers import Workers
     from agentpipe.progress import Progress
 
-LOWEST_RATE: Final = 0.02
-"""last learning rate over the first, if all epochs are needed"""
-
 
 @dataclass(frozen=True)
 class _Judged:
     """Means over the steps of some episodes."""
 
     cross_entropy: float
-    value_mae: float
+    value_mae: float | None
     accuracy: float
 
 
@@ -92,9 +91,8 @@ def clone_demonstrations(
     norms: list[float] = []
     best, kept, waited, epoch = loss.judge(batch, held), state.weights(), 0, 0
     while epoch < options.epochs and waited < options.patience:
-        rate = LOWEST_RATE + (1.0 - LOWEST_RATE) * (1.0 + math.cos(math.pi * epoch / options.epochs)) / 2.0
         for group in optimiser.param_groups:
-            group["lr"] = options.learning_rate * rate
+            group["lr"] = options.learning_rate * share_at("cosine", epoch / options.epochs, LOWEST_RATE)
         order = learned[torch.randperm(len(learned), generator=generator)]
         for rows in order.tensor_split(-(-len(order) // options.minibatch)):
             total = loss(batch, rows)
@@ -154,21 +152,6 @@ def _batch(demonstrations: Demonstrations, state: TrainingState, discount: float
     return batch, torch.from_numpy(paid)
 
 
-def accumulated(
-    values: npt.NDArray[np.float64], length: npt.NDArray[np.int64], discount: float
-) -> npt.NDArray[np.float64]:
-    """y_t = x_t + discount * y_(t-1) within each episode, f64[M]; of reversed rewards these are discounted returns."""
-    sums = np.empty_like(values)
-    first = np.cumsum(length) - length
-    running = np.zeros(len(length))
-    for step in range(int(length.max())):
-        rows = length > step
-        at = first[rows] + step
-        running[rows] = values[at] + discount * running[rows]
-        sums[at] = running[rows]
-    return sums
-
-
 @torch.no_grad()
 def _encoded(demonstrations: Demonstrations, network: PolicyNetwork) -> Tensor:
     """What the network reads at every step, f32[M, E]; it watches all episodes side by side from their first step."""
@@ -207,7 +190,7 @@ class _Loss:
         sums, valued = self._sums(batch, rows), int(self.paid[rows].sum())
         return _Judged(
             cross_entropy=float(sums[CROSS_ENTROPY] / len(rows)),
-            value_mae=float(sums[VALUE_ERROR] / max(1, valued)),
+            value_mae=float(sums[VALUE_ERROR] / valued) if valued else None,
             accuracy=float(sums[RIGHT] / max(sums[CHOICES], 1.0)),
         )
 

@@ -6,7 +6,6 @@ stored: a pool of thousands of lines plays a few steps, the network takes one pa
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +25,7 @@ from agentpipe.learning.cloning.fused import (
 from agentpipe.learning.gates import WarmUpFigures
 from agentpipe.learning.gradient.advantages import generalised_advantages
 from agentpipe.learning.gradient.ppo import clip_gradients
+from agentpipe.learning.options import share_at
 from agentpipe.learning.samples.rollout import Rollout, collect
 from agentpipe.progress import silent
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from agentpipe.learning.workers import Workers
     from agentpipe.progress import Progress
 
+LOWEST_RATE = 0.02
+"""last learning rate over the first"""
 FIGURE_SHARE = 0.1
 """of the warm-up, at its end, over which the figures of gate 2 are means"""
 
@@ -89,7 +91,7 @@ def warm_up(
     while episodes < options.episodes:
         done = min(episodes / options.episodes, 1.0)
         for group in optimiser.param_groups:
-            group["lr"] = options.learning_rate * (0.02 + 0.98 * (1.0 + math.cos(math.pi * done)) / 2.0)
+            group["lr"] = options.learning_rate * share_at("cosine", done, LOWEST_RATE)
         played = collect(pool, network, rollout, state.uniforms, workers, step=steps, expert=decide)
         batch = _batch(rollout, answers, state, ppo)
         sums = np.zeros(gradient.sums_size)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
 from agentpipe.environments.jit import entry
 from agentpipe.errors import LearningError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
@@ -114,16 +109,6 @@ def _recursion(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913, PLR091
             returns[t, n] = a_t + v_t[t, n]
 
 
-def discounted_returns(r_t: Floats, done_t: Flags, discount: float) -> Floats:
-    """G_t = r_t + discount * (1 - done_t) * G_tp1, zero after the last step: f32[T, N]."""
-    returns = np.empty_like(r_t)
-    g_tp1 = np.zeros(r_t.shape[1], dtype=np.float32)
-    for t in range(len(r_t) - 1, -1, -1):
-        g_tp1 = r_t[t] + np.float32(discount) * np.where(done_t[t], np.float32(0), g_tp1)
-        returns[t] = g_tp1
-    return returns
-
-
 def segment_scale(
     a_t: Floats, segment_t: npt.NDArray[np.int8], segments: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -157,8 +142,3 @@ def explained_variance(v_t: Floats, return_t: Floats) -> float:
     if variance < 1e-12:
         return 0.0
     return 1.0 - float(np.var(return_t - v_t, dtype=np.float64)) / variance
-
-
-def by_segment(names: Sequence[str], values: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Segment name → figure."""
-    return {name: float(value) for name, value in zip(names, values, strict=True)}

@@ -16,6 +16,27 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 
 
+def accumulated(
+    values: npt.NDArray[np.float64], length: npt.NDArray[np.int64], discount: float
+) -> npt.NDArray[np.float64]:
+    """y_t = x_t + discount * y_(t-1) within each episode, f64[M]; of reversed rewards these are discounted returns.
+
+    Args:
+        values: f64[M], one episode after the other.
+        length: i64[E], steps of each; M together.
+        discount: gamma.
+    """
+    sums = np.empty_like(values)
+    first = np.cumsum(length) - length
+    running = np.zeros(len(length))
+    for step in range(int(length.max(initial=0))):
+        rows = length > step
+        at = first[rows] + step
+        running[rows] = values[at] + discount * running[rows]
+        sums[at] = running[rows]
+    return sums
+
+
 class RewardScaler:
     """Scales rewards by the running standard deviation of each environment's discounted return.
 

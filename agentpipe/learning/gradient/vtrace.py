@@ -25,12 +25,10 @@ import numpy.typing as npt
 
 from agentpipe.environments.jit import entry
 from agentpipe.errors import LearningError
+from agentpipe.learning.kernels.segmented import LOG_RATIO_LIMIT
 
 Floats = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.int64]
-
-LOG_RATIO_LIMIT = 10.0
-"""the logarithm of a probability ratio is clamped to plus and minus this before the exponential"""
 
 
 class Targets(NamedTuple):

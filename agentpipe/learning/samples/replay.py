@@ -18,8 +18,8 @@ With a memory an episode is gone over from its first step, drawn or not: the sta
 memory makes of all that came before.
 
 What an update costs is bounded: of the drawn episodes, in random order, as many are used as ``evaluate`` x m evaluated
-steps allow; the rest of that draw is left out, each drawn step as likely as any other, and the log tells the share that
-came of it.
+steps allow; the rest of that draw is left out (long episodes a little more often: the one that would cross the limit is
+not begun), and the log tells the share that came of it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from agentpipe.errors import LearningError
+from agentpipe.learning.gradient.advantages import segment_scale
 from agentpipe.learning.gradient.vtrace import Targets, vtrace
 from agentpipe.learning.joint.recorded import recorded_memory
 from agentpipe.learning.policy.compiled import CompiledPolicy
@@ -57,6 +58,7 @@ BLOCK = 1_024
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 
 
 def replayed_rows(live: int, share: float) -> int:
@@ -144,35 +146,9 @@ class Replay:
         Raises:
             CorruptError: a shard was cut short while it was used.
         """
-        room = len(prepared.batch.weight) - live
-        if room == 0:
+        if len(prepared.batch.weight) == live:
             return prepared.batch, {}
-        self.samples.still_whole()
-        draw = self.sampler.draw(room)
-        chosen = _Chosen.of(
-            self.samples,
-            draw.ids,
-            draw.weights,
-            limit=int(self.options.evaluate * room),
-            number=number,
-            whole=self.network.memory is not None,
-        )
-        batch = prepared.batch.first(live + len(chosen.ids))
-        before, behind = self._memory(chosen)
-        policy = CompiledPolicy(self.network, self.workers.threads)
-        seen = self._evaluate(policy, chosen, batch, live, before)
-        reward = scaler.scale(seen.reward)
-        targets = vtrace(
-            reward,
-            seen.value,
-            seen.log_probability - seen.behaviour,
-            chosen.first,
-            chosen.length,
-            self._final_values(policy, chosen, behind),
-            discount,
-            rho_bar=self.options.rho_bar,
-            c_bar=self.options.c_bar,
-        )
+        batch, chosen, seen, targets = self._draw(prepared.batch, live, scaler, discount, number)
         at, segment = chosen.position, seen.segment[chosen.position]
         scaled = (targets.advantage[at] - prepared.centre[segment]) * prepared.scale[segment] * targets.rho[at]
         limit = self.options.advantage_clamp
@@ -186,6 +162,47 @@ class Replay:
         if learn is not None:
             learn(chosen.ids, error)
         return batch, self._figures(chosen, targets, error, live)
+
+    def moments(self, batch: Batch, scaler: RewardScaler, discount: float, segments: int) -> tuple[Doubles, Doubles]:
+        """Mean of the drawn steps' advantages in each segment f64[S], and one over their deviation f64[S].
+
+        For whoever has no live samples to take zero and unit from; a draw as large as ``batch`` is spent on it.
+        """
+        _, chosen, seen, targets = self._draw(batch, 0, scaler, discount, 0)
+        at = chosen.position
+        return segment_scale(targets.advantage[at], seen.segment[at].astype(np.int8), segments)
+
+    def _draw(
+        self, batch: Batch, live: int, scaler: RewardScaler, discount: float, number: int
+    ) -> tuple[Batch, _Chosen, _Seen, Targets]:
+        """Draws as many steps as there is room for behind ``live``, and judges them; fills the inputs of their rows."""
+        room = len(batch.weight) - live
+        self.samples.still_whole()
+        draw = self.sampler.draw(room)
+        chosen = _Chosen.of(
+            self.samples,
+            draw.ids,
+            draw.weights,
+            limit=int(self.options.evaluate * room),
+            number=number,
+            whole=self.network.memory is not None,
+        )
+        batch = batch.first(live + len(chosen.ids))
+        before, behind = self._memory(chosen)
+        policy = CompiledPolicy(self.network, self.workers.threads)
+        seen = self._evaluate(policy, chosen, batch, live, before)
+        targets = vtrace(
+            scaler.scale(seen.reward),
+            seen.value,
+            seen.log_probability - seen.behaviour,
+            chosen.first,
+            chosen.length,
+            self._final_values(policy, chosen, behind),
+            discount,
+            rho_bar=self.options.rho_bar,
+            c_bar=self.options.c_bar,
+        )
+        return batch, chosen, seen, targets
 
     def _figures(self, chosen: _Chosen, targets: Targets, error: Floats, live: int) -> dict[str, Any]:
         rows = len(chosen.ids)

@@ -227,13 +227,15 @@ def _begin(pool: LinePool, network: PolicyNetwork, rollout: Rollout) -> JointRec
 
 
 def _bootstrap(pool: LinePool, policy: CompiledPolicy, rollout: Rollout, t: int, step: int) -> None:
+    """Values of the final observations of what was truncated; a memory learns to foresee those of all that ended."""
+    rows = np.flatnonzero(pool.truncated & ~pool.terminated)
+    looked_at = rows if rollout.memory.shape[1] == 0 else np.flatnonzero(pool.truncated | pool.terminated)
+    if len(looked_at):
+        _check_final(pool, looked_at, step)
     if rollout.joint is not None:
         rollout.joint.ended(t, pool)
-    rows = np.flatnonzero(pool.truncated & ~pool.terminated)
     if len(rows):
-        names, space = [pool.names[row] for row in rows], declared_space(pool)
-        if space is not None:
-            space.check(pool.final_observation[rows], step, names)
+        names = [pool.names[row] for row in rows]
         rollout.final_value[t, rows] = _values(
             policy,
             pool.final_observation[rows],
@@ -244,6 +246,14 @@ def _bootstrap(pool: LinePool, policy: CompiledPolicy, rollout: Rollout, t: int,
             names,
             step,
         )
+
+
+def _check_final(pool: LinePool, rows: npt.NDArray[np.int64], step: int) -> None:
+    names, space = [pool.names[row] for row in rows], declared_space(pool)
+    if space is not None:
+        space.check(pool.final_observation[rows], step, names)
+    else:
+        require_finite(pool.final_observation[rows], "observation", step, names)
 
 
 def _values(

@@ -387,7 +387,7 @@ class Stream:
         again = path.with_name(path.name + _AGAIN)
         if not path.exists() and again.exists():  # an earlier attempt broke off between removing and renaming
             again.rename(path)
-        if is_open(path) or not episodes:
+        if is_open(path) or not (episodes or path.exists()):
             self._writer = self._open_writer(path)
             if self._writer.episodes == episodes:
                 return

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,7 +30,7 @@ import numpy as np
 import torch
 
 from agentpipe.environments.layout import ACTION_SEGMENT
-from agentpipe.errors import LearningError
+from agentpipe.errors import LearningError, NonFiniteError
 from agentpipe.feedback.labelled import PLANNING
 from agentpipe.learning.gradient.anchor import Anchor, AnchoredGradient
 from agentpipe.learning.gradient.fused import VALUE
@@ -141,7 +142,7 @@ def fine_tune(  # noqa: PLR0913 - one flat call, as train
         The new package, or why there is none.
 
     Raises:
-        NonFiniteError: an input, a loss or a gradient is not finite; names the label where it is one's.
+        NonFiniteError: an input, a loss, a gradient or a score is not finite; names the label where it is one's.
         LearningError: a labelled decision or the shards do not fit the champion; there is nothing to rehearse from; the
             champion has a memory, whose state no decision holds.
         CorruptError: a shard was cut short while it was used.
@@ -271,6 +272,9 @@ class _Run:
             self.kept, self.kept_epoch = self._weights(), epoch
             return
         score = float(validate(self.package(self._weights())))
+        if not math.isfinite(score):
+            remedy = "mend what scores policies; nothing was trained"
+            raise NonFiniteError("not finite", field="validation score", step=epoch, remedy=remedy)
         self.looks.append((epoch, score))
         self.best = score if self.best is None else max(self.best, score)
         if score >= self.best - self.options.tolerance:

@@ -3,7 +3,7 @@
 Each epoch draws its steps from the recorded shards and judges them by V-trace under the weights of the moment, as
 :mod:`~agentpipe.learning.samples.replay` does beside live samples. There are none here, so the scale of rewards is
 that of the recorded episodes (the deviation of their discounted return, as :mod:`~agentpipe.learning.gradient.rewards`
-defines it), and zero and unit of the advantages are those of a first draw of which nothing else is used.
+defines it), and zero and unit of the advantages are those of a first draw, as V-trace says them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import numpy.typing as npt
 import torch
 
 from agentpipe.environments.layout import SEGMENTS
-from agentpipe.learning.gradient.advantages import segment_scale
 from agentpipe.learning.gradient.ppo import Prepared
-from agentpipe.learning.gradient.rewards import RewardScaler
+from agentpipe.learning.gradient.rewards import RewardScaler, accumulated
 from agentpipe.learning.samples.batch import Batch
 
 if TYPE_CHECKING:
@@ -49,17 +48,9 @@ class Rehearsal:
         self.surrogate_weight = surrogate_weight
         self.scaler = RewardScaler(1, discount)
         self.scaler.observe(discounted_returns(replay.samples.shards, discount))
-        network, segments = replay.network, len(SEGMENTS)
+        network = replay.network
         self.batch = Batch.allocate(rows, network.encoded_size, network.action_count)
-        self.centre, self.scale = np.zeros(segments), np.ones(segments)
-        first = self._draw(number=0)
-        self.centre, self.scale = segment_scale(
-            first.advantage.numpy(), first.segment.numpy().astype(np.int8), segments
-        )
-
-    def _draw(self, number: int) -> Batch:
-        prepared = Prepared(self.batch, {}, self.centre, self.scale)
-        return self.replay.fill(prepared, 0, self.scaler, self.discount, number=number)[0]
+        self.centre, self.scale = replay.moments(self.batch, self.scaler, discount, len(SEGMENTS))
 
     def epoch(self, number: int) -> AnchoredBatch:
         """The steps of epoch ``number`` (1, 2, ...), in memory that the next one overwrites.
@@ -67,7 +58,8 @@ class Rehearsal:
         Raises:
             CorruptError: a shard was cut short.
         """
-        batch = self._draw(number)
+        prepared = Prepared(self.batch, {}, self.centre, self.scale)
+        batch, _ = self.replay.fill(prepared, 0, self.scaler, self.discount, number=number)
         torch.mul(batch.advantage, self.surrogate_weight, out=batch.advantage)
         return self.anchor.fill(batch)
 
@@ -76,11 +68,6 @@ def discounted_returns(shards: Sequence[Shard], discount: float) -> Floats:
     """R_t = discount R_t-1 + r_t, zero before each episode, of every recorded step, f64[steps]."""
     found = [np.zeros(0)]
     for shard in shards:
-        reward = np.ascontiguousarray(shard.records["reward"]).astype(np.float64)
-        first = np.asarray(shard.episodes["first"]).astype(np.int64)
         steps = np.asarray(shard.episodes["steps"]).astype(np.int64)
-        for step in range(1, int(steps.max(initial=0))):
-            here = first[steps > step] + step
-            reward[here] += discount * reward[here - 1]
-        found.append(reward)
+        found.append(accumulated(np.asarray(shard.records["reward"]).astype(np.float64), steps, discount))
     return np.concatenate(found)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from agentpipe.errors import LearningError
 from agentpipe.learning.gradient.advantages import (
-    discounted_returns,
     explained_variance,
     generalised_advantages,
 )
@@ -107,11 +106,6 @@ def test_wrong_shapes_and_types_are_named():
         generalised_advantages(good, good, np.zeros(3, np.float32), flags, flags, good, 0.9, 0.9)
     with pytest.raises(LearningError, match="terminated_t is float32"):
         generalised_advantages(good, good, good[0], good, flags, good, 0.9, 0.9)
-
-
-def test_discounted_returns_stop_at_the_end_of_an_episode():
-    done = np.array([[False], [True], [False]])
-    assert discounted_returns(f32([[1], [1], [8]]), done, 0.5)[:, 0].tolist() == [1.5, 1.0, 8.0]
 
 
 def test_every_segment_is_normalised_by_its_own_scale():

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from agentpipe.errors import LearningError
 from agentpipe.learning.gradient.advantages import generalised_advantages
-from agentpipe.learning.gradient.vtrace import LOG_RATIO_LIMIT, vtrace
+from agentpipe.learning.gradient.fused import LOG_RATIO_LIMIT
+from agentpipe.learning.gradient.vtrace import vtrace
 
 
 def f32(array):

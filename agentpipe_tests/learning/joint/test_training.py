@@ -27,6 +27,22 @@ def learned(updates, **changes):
     return made, [made.joint.update(made.collect(), number) for number in range(updates)]
 
 
+@pytest.mark.parametrize("truncating", [False, True])
+def test_a_final_observation_that_is_not_finite_is_named_before_a_memory_foresees_it(truncating):
+    made = Knowing(size=64, steps=8, minibatch=128, truncating=truncating)
+    step = made.pool.step
+
+    def breaks(actions):
+        step(actions)
+        made.pool.final_observation[5, 1] = np.nan
+
+    made.pool.step = breaks
+    with pytest.raises(NonFiniteError) as caught:
+        made.collect()
+    assert caught.value.where["environment"] == made.pool.names[5]
+    assert caught.value.where["field"] == "observation"
+
+
 def bytes_of(made):
     weights = {name: tensor.numpy().tobytes() for name, tensor in made.network.state_dict().items()}
     return weights | {name: array.tobytes() for name, array in made.joint.state().items()}

@@ -89,6 +89,20 @@ def spread(shard, seed=3):
     return shard
 
 
+def test_moments_of_a_draw_are_those_of_its_advantages_by_segment():
+    """Against the definition: neither the ratio rho nor the clamp of what a row holds is in them."""
+    shard, net = spread(tiny_shard(rounds=2, size=30)), network()
+    shard.records["reward"] *= 20
+    with Workers(1) as workers:
+        replay = Replay(MemorySet([shard]), Fixed(range(240)), ReplayOptions(evaluate=9), net, workers)
+        batch = Batch.allocate(240, net.encoded_size, ACTIONS)
+        centre, scale = replay.moments(batch, RewardScaler(1, GAMMA, clamp=1e9), GAMMA, 4)
+    found = [by_definition(net, shard.records[at : at + 4], 0.0)[1] for at in range(0, 240, 4)]
+    np.testing.assert_allclose(centre, np.mean(found, axis=0), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(scale, 1 / np.std(found, axis=0), rtol=1e-4)
+    assert np.std(found) > 5
+
+
 def test_a_quarter_of_the_batch():
     assert replayed_rows(112_000, 0.25) == 37_333
     assert replayed_rows(300, 0.25) == 100

@@ -263,6 +263,33 @@ def test_no_shard_is_left_open_where_no_episode_ended(tmp_path):
         )
 
 
+def test_a_checkpoint_in_which_no_episode_had_ended_can_be_gone_on_with_once_its_shard_was_sealed(tmp_path, statistics):
+    """Ended after an update of one step, gone on with until the shard is full and sealed, and broken off."""
+    chosen = options(6, StreamOptions(shard_steps=SIZE))
+    chosen = dataclasses.replace(chosen, ppo=dataclasses.replace(chosen.ppo, rollout_steps=1))
+    folder, experience = tmp_path / "part", tmp_path / "part" / "experience"
+    whole = run(tmp_path / "whole", statistics, chosen)
+    part = run(folder, statistics, chosen, stop=after(1))
+    assert [one["episodes"] for one in checkpoints.load(part.checkpoint).content["trajectory_index"]] == [0]
+    with pytest.raises(BrokenOffError):
+        run(folder, statistics, chosen, resume=part.checkpoint, progress=breaks_off(5))
+    assert not is_open(experience / "updates-000001")
+    resumed = run(folder, statistics, chosen, resume=checkpoints.latest(folder / "checkpoints"))
+    assert resumed.package.digest == whole.package.digest
+    assert digests(resumed) == digests(whole)
+
+
+def test_going_on_with_other_options_is_refused_before_a_shard_is_touched(tmp_path, statistics):
+    chosen = options(6, StreamOptions(shard_steps=AN_UPDATE), checkpoint_every=2)
+    run(tmp_path, statistics, chosen)
+    first, _ = sorted((tmp_path / "checkpoints").glob("update-*"))
+    before = {path: path.read_bytes() for path in (tmp_path / "experience").rglob("*") if path.is_file()}
+    other = dataclasses.replace(chosen, validate_every=9)
+    with pytest.raises(CheckpointError, match="other training options: validate_every"):
+        run(tmp_path, statistics, other, resume=first)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "experience").rglob("*") if path.is_file()}
+
+
 def test_a_new_run_in_the_same_folder_replaces_the_shards(tmp_path, statistics):
     run(tmp_path, statistics, options(6, StreamOptions(shard_steps=AN_UPDATE)))
     result = run(tmp_path, statistics, options(1))

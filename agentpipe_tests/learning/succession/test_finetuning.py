@@ -230,6 +230,15 @@ def test_forgetting_leaves_no_package_and_the_labels_new(tmp_path, trained):
     assert not (tmp_path / "package").exists()
 
 
+def test_a_score_that_is_no_number_is_no_forgetting(tmp_path, trained):
+    champion, shards = trained
+    options = dataclasses.replace(QUICK, epochs=4, validate_every=1)
+    with pytest.raises(NonFiniteError, match="validation score") as caught:
+        tune(tmp_path, champion, few(), shards, options=options, validate=scripted([0.8, float("nan")]))
+    assert caught.value.where["step"] == 1
+    assert not (tmp_path / "package").exists()
+
+
 def test_the_anchor_holds_what_is_rehearsed(tmp_path, trained):
     champion, shards = trained
     labels = judged(*_contrary(champion))
