@@ -19,9 +19,10 @@ from agentpipe.defs.steps import Step
 from agentpipe.environments.layout import ACTION_COUNT, OBSERVATION_SIZE
 from agentpipe.environments.parameters import CELLS
 from agentpipe.errors import LearningError
-from agentpipe.learning import finetuning, trainer
+from agentpipe.learning import trainer
 from agentpipe.learning.policy.normalisation import ObservationStatistics
 from agentpipe.learning.policy.package import PolicyPackage
+from agentpipe.learning.succession import finetuning
 from agentpipe.learning.succession.finetuning import NotTrained
 from agentpipe.progress import silent
 from agentpipe_tests.defs.homes import leave, promote
