@@ -49,8 +49,5 @@ def check_fields(options: DataclassInstance) -> None:
 def _adapters(record: type[DataclassInstance]) -> dict[str, TypeAdapter[Any]]:
     hints, strict = get_type_hints(record, include_extras=True), ConfigDict(strict=True, allow_inf_nan=False)
     names = [field.name for field in dataclasses.fields(record)]
-    return {name: TypeAdapter(hints[name], config=strict) for name in names if not _is_record(hints[name])}
-
-
-def _is_record(hint: object) -> bool:
-    return dataclasses.is_dataclass(hint)
+    plain = (name for name in names if not dataclasses.is_dataclass(hints[name]))  # a record has checked its own fields
+    return {name: TypeAdapter(hints[name], config=strict) for name in plain}

@@ -26,7 +26,7 @@ from agentpipe.storage import publish_directory, read_json, write_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-KIND, FORMAT = "agentpipe.checkpoint", 3
+KIND, FORMAT = "agentpipe.checkpoint", 4
 _MANIFEST, _POINTER = "manifest.json", "checkpoints.json"
 _UPDATES, _UTILISATION = "updates.arrow", "utilisation.arrow"
 GROUPS = (

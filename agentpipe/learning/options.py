@@ -12,15 +12,7 @@ from pydantic import Field
 from agentpipe.environments.layout import SEGMENTS
 from agentpipe.errors import SettingsError
 from agentpipe.learning.aids.options import AidOptions, DemonstrationOptions, OrchestratorOptions
-from agentpipe.learning.checked import (
-    Count,
-    Positive,
-    Share,
-    ShareBelowOne,
-    Size,
-    Weight,
-    check_fields,
-)
+from agentpipe.learning.checked import Count, Positive, Share, ShareBelowOne, Size, Weight, check_fields
 from agentpipe.storage import canonical_json, digest_bytes
 
 if TYPE_CHECKING:

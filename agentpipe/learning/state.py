@@ -204,7 +204,7 @@ class TrainingState:
         self.generator.set_state(torch.from_numpy(required(arrays["random"], "order", path)))
         self.uniforms.bit_generator.state = required(content, "uniforms", path)
         self.scaler.restore(arrays["rewards"], path / "rewards.safetensors")
-        self.counters = Counters(**{name: content[name] for name in Counters.__dataclass_fields__ if name in content})
+        self.counters = Counters(**{name: required(content, name, path) for name in Counters.__dataclass_fields__})
         self.updates, self.utilisation = checkpoint.updates, checkpoint.utilisation
         self.warm_up = _warm_up(required(content, "warm_up", path))
         pool.restore(arrays["pool"])

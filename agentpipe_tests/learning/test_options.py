@@ -80,7 +80,7 @@ def test_no_number_holds_what_is_none(record, name, value):
 
 
 @given(st.sampled_from(RECORDS), st.data())
-def test_as_json_keeps_what_a_record_says_of_itself(record, data):
+def test_every_default_fits_and_another_number_fits_or_is_refused_by_name(record, data):
     """Every default fits its own annotation, and one whole number more or less fits or is refused, nothing else."""
     made = record()
     name = data.draw(st.sampled_from([field.name for field in fields(record)]))
