@@ -373,7 +373,8 @@ def test_shared_weights_do_not_care_which_machine_it_is(line, package):
 
 def test_a_curve_tends_to_where_its_gains_shrink_to():
     """0.80, 0.90, 0.95: each gain is half the one before, so another 0.05 is to come."""
-    assert gap_report.extrapolated([0.80, 0.90, 0.95]) == pytest.approx(1.0)
+    assert gap_report.extrapolated([0.80, 0.88, 0.92]) == pytest.approx(0.96)
+    assert gap_report.extrapolated([0.80, 0.90, 0.98]) is None, "more than all"
     assert gap_report.extrapolated([0.80, 0.85, 0.95]) is None
     assert gap_report.extrapolated([0.80, 0.90]) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.environments.physics import MISHAP_PROBABILITY
@@ -122,14 +123,17 @@ def split_table(rows: Sequence[dict[str, Any]], head: str) -> str:
 
 
 def extrapolated(right: Sequence[float]) -> float | None:
-    """Share of right answers that a curve tends to (Aitken's delta-squared); None where its gains do not shrink.
+    """Share of right answers that a curve tends to (Aitken's delta-squared).
+
+    None where its gains do not shrink, or shrink too little for a share: more examples would have to tell.
 
     Each further factor of examples is taken to gain the same part of the gain before.
     """
     if len(right) < 3:
         return None
     first, second = right[-2] - right[-3], right[-1] - right[-2]
-    return right[-1] + second**2 / (first - second) if first > second > 0 else None
+    limit = right[-1] + second**2 / (first - second) if first > second > 0 else math.inf
+    return limit if limit <= 1 else None
 
 
 def curve_table(content: dict[str, Any]) -> str:
