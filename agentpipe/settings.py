@@ -327,27 +327,29 @@ class Settings(BaseSettings):
     gates: GateSettings = GateSettings()
 
     def digest(self) -> str:
-        """Digest of what changes results: not places, nor how things are kept, taken in, scheduled and told."""
+        """Digest of what changes results: not places, nor how things are kept, taken in, scheduled and told.
+
+        Raises:
+            SettingsError: a file that is named cannot be read.
+        """
         content = self.model_dump(mode="json", exclude=_NO_RESULT)
         if self.machine_history is not None:
-            content["machine_history"] = digest_bytes(self.machine_history.read_bytes())
+            remedy = "give the path of an existing CSV file"
+            content["machine_history"] = _content_digest(self.machine_history, "machine_history", remedy)
         if self.training.demonstrations is not None:
-            content["demonstrations"] = _demonstrations_digest(self.training.demonstrations)
+            path = self.training.demonstrations
+            told = path / "manifest.json" if path.is_dir() else path  # what a sealed shard says of its content
+            remedy = "give a Parquet file of decision records, or the folder of a sealed shard"
+            content["demonstrations"] = _content_digest(told, "training.demonstrations", remedy)
         return digest_bytes(canonical_json(content))
 
 
-def _demonstrations_digest(path: Path) -> str:
-    """Of the file, or of what a sealed shard says of its content.
-
-    Raises:
-        SettingsError: it is not there.
-    """
+def _content_digest(path: Path, field: str, remedy: str) -> str:
     try:
-        return digest_bytes((path / "manifest.json" if path.is_dir() else path).read_bytes())
+        return digest_bytes(path.read_bytes())
     except OSError as error:
-        text = f"demonstrations {path} cannot be read: {error.strerror}"
-        remedy = "give a Parquet file of decision records, or the folder of a sealed shard"
-        raise SettingsError(text, field="training.demonstrations", remedy=remedy) from error
+        text = f"{path} cannot be read: {error.strerror}"
+        raise SettingsError(text, field=field, remedy=remedy) from error
 
 
 _NO_RESULT: dict[str, Any] = {

@@ -67,6 +67,13 @@ def test_demonstrations_that_are_not_there_are_refused_by_name(monkeypatch, tmp_
     assert caught.value.where["field"] == "training.demonstrations"
 
 
+def test_a_machine_history_that_is_not_there_is_refused_by_name(monkeypatch, tmp_path):
+    monkeypatch.setenv("AGENTPIPE_MACHINE_HISTORY", str(tmp_path / "nowhere.csv"))
+    with pytest.raises(SettingsError, match=r"nowhere\.csv cannot be read") as caught:
+        load_settings().digest()
+    assert caught.value.where["field"] == "machine_history"
+
+
 def test_aids_of_the_settings_are_those_of_the_training(monkeypatch):
     monkeypatch.setenv("AGENTPIPE_AIDS__DISTILLATION", "always")
     monkeypatch.setenv("AGENTPIPE_AIDS__HARDEST", "70")

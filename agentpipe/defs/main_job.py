@@ -91,8 +91,10 @@ def run_main_job(
         AgentpipeError: whatever an asset raised.
     """
     given = _absolute(options)
-    home = load_settings(**given).home.resolve()
-    Workspace(**given).source_version("machine_history", None)  # fails here rather than in the first run
+    settings = load_settings(**given)
+    home = settings.home.resolve()
+    Workspace(**given).source_version("machine_history", None)  # what is named and not there fails here …
+    settings.digest()  # … rather than in the run that reads it
     prepare_home(home)
     with hold_home(home, "agentpipe run"), typed_storage_errors(home):
         start = partitions.keep_start(home)

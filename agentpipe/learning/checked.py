@@ -17,6 +17,10 @@ Count = Annotated[int, Field(ge=1)]
 """1 or more"""
 Size = Annotated[int, Field(ge=0)]
 """0 or more"""
+Width = Annotated[int, Field(ge=1, le=16_384)]
+"""units of a layer"""
+WidthOrNone = Annotated[int, Field(ge=0, le=16_384)]
+"""units of a layer; 0 = none"""
 Positive = Annotated[float, Field(gt=0)]
 """above 0, finite"""
 Weight = Annotated[float, Field(ge=0)]

@@ -13,17 +13,19 @@ A directory, named by update and content digest, published by rename:
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from agentpipe.errors import CheckpointError, CorruptError
+from agentpipe.errors import CheckpointError, CorruptError, SettingsError
 from agentpipe.learning.tensors import Arrays, open_sealed, pack, required, seal, sealed_manifest, unpack
 from agentpipe.storage import publish_directory, read_json, write_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 KIND, FORMAT = "agentpipe.checkpoint", 4
@@ -44,6 +46,7 @@ GROUPS = (
     "aids",
     "joint",
 )
+_UNKNOWN = (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError)
 _UNSEALED = (_UTILISATION, "times.safetensors")
 
 
@@ -105,6 +108,20 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(
         required(manifest, "content", path / _MANIFEST), arrays, updates, utilisation, str(manifest["digest"])
     )
+
+
+@contextlib.contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """While the content of ``path`` is taken over: digests only tell that it is what somebody wrote.
+
+    Raises:
+        CheckpointError: something in it is missing, or is not what this program keeps there.
+    """
+    try:
+        yield
+    except (SettingsError, *_UNKNOWN) as error:
+        text = f"not what this program keeps in one: {type(error).__name__} {error}"
+        raise CheckpointError(text, file=path, remedy="take another checkpoint, or train again") from error
 
 
 def latest(directory: Path) -> Path | None:

@@ -12,7 +12,17 @@ from pydantic import Field
 from agentpipe.environments.layout import SEGMENTS
 from agentpipe.errors import SettingsError
 from agentpipe.learning.aids.options import AidOptions, DemonstrationOptions, OrchestratorOptions
-from agentpipe.learning.checked import Count, Positive, Share, ShareBelowOne, Size, Weight, check_fields
+from agentpipe.learning.checked import (
+    Count,
+    Positive,
+    Share,
+    ShareBelowOne,
+    Size,
+    Weight,
+    Width,
+    WidthOrNone,
+    check_fields,
+)
 from agentpipe.storage import canonical_json, digest_bytes
 
 if TYPE_CHECKING:
@@ -32,11 +42,11 @@ Credit = Literal["episode", "segment"]
 class NetworkOptions:
     """Shape of the actor-critic network."""
 
-    hidden: Annotated[tuple[Count, ...], Field(min_length=1)] = (128, 128)
+    hidden: Annotated[tuple[Width, ...], Field(min_length=1, max_length=16)] = (128, 128)
     """widths of the hidden layers, the same for actor and critic"""
-    action_embedding: Count = 16
+    action_embedding: Width = 16
     """size of the embedding of the last action"""
-    time_frequencies: Count = 6
+    time_frequencies: Annotated[int, Field(ge=1, le=64)] = 6
     """octaves of the sin/cos encoding of time"""
     shared_trunk: bool = False
     """one trunk for actor and critic (faster), or one for each"""
@@ -46,9 +56,9 @@ class NetworkOptions:
     """what the first layer reads: observation, embedding of the last action and time, or the observation alone"""
     actor_head: ActorHead = "linear"
     """unit: non-negative weights in rows of norm 1, with a learned temperature and bias"""
-    perception: Size = 0
+    perception: WidthOrNone = 0
     """width of the network that believes which fault it is; 0 = none"""
-    memory: Size = 0
+    memory: WidthOrNone = 0
     """units of the recurrent memory; 0 = none"""
 
     def __post_init__(self) -> None:
@@ -59,7 +69,7 @@ class NetworkOptions:
 class PpoOptions:
     """Segment-wise clipped policy gradient (S9)."""
 
-    rollout_steps: Count = 16
+    rollout_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 16
     """steps of each environment between two updates"""
     epochs: Count = 3
     """passes over each rollout"""
@@ -235,7 +245,7 @@ class TrainingOptions:
     """updates between two checkpoints"""
     keep_checkpoints: Count = 2
     """the newest so many are kept"""
-    threads: Count = 1
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
     """worker threads; the result does not depend on them"""
     seed: Size = 0
     """root of every random stream of the training itself"""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from agentpipe.errors import CheckpointError, LearningError
+from agentpipe.learning.checked import check_fields
 from agentpipe.learning.checkpoint import Checkpoint
 from agentpipe.learning.gradient.rewards import RewardScaler
 from agentpipe.learning.options import as_json
 from agentpipe.learning.policy.network import PolicyNetwork
 from agentpipe.learning.policy.package import first_difference, load_weights
-from agentpipe.learning.tensors import Arrays, required, unpack
+from agentpipe.learning.tensors import Arrays, adam_slots, required, unpack
 from agentpipe.storage import digest_bytes
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from agentpipe.learning.policy.normalisation import ObservationStatistics
     from agentpipe.learning.policy.package import PolicyPackage
 
+Number = Annotated[int, Field(ge=0, lt=2**62)]
 _NAMED = {"rollouts": 1, "order": 2, "weights": 3, "replay": 4}
 
 
@@ -32,23 +35,23 @@ _NAMED = {"rollouts": 1, "order": 2, "weights": 3, "replay": 4}
 class Counters:
     """How far a run has come."""
 
-    update: int = 0
+    update: Number = 0
     """updates done"""
-    environment_steps: int = 0
+    environment_steps: Number = 0
     """steps of all environments together"""
-    looks: int = 0
+    looks: Number = 0
     """looks at the validation split since the best one"""
     best_score: float | None = None
     """best validation score"""
-    best_update: int = 0
+    best_update: Number = 0
     """update whose weights gave it"""
-    best_steps: int = 0
+    best_steps: Number = 0
     """steps that they were trained on"""
-    good_update: int = 0
+    good_update: Number = 0
     """last update after which no circuit breaker complained"""
-    good_steps: int = 0
+    good_steps: Number = 0
     """steps until then"""
-    validations: list[list[float]] = field(default_factory=list)
+    validations: list[Annotated[list[float], Field(min_length=2, max_length=2)]] = field(default_factory=list)
     """update, score"""
     streaks: dict[str, int] = field(default_factory=dict)
     """of the circuit breaker"""
@@ -197,30 +200,31 @@ class TrainingState:
             CheckpointError: it does not fit network or pool.
         """
         content, arrays = checkpoint.content, checkpoint.arrays
-        load_weights(self.network, arrays["network"], path / "network.safetensors")
-        self.best = {name: torch.from_numpy(array) for name, array in arrays["best"].items()}
-        self.good = {name: torch.from_numpy(array) for name, array in arrays["good"].items()}
+        load_weights(self.network.state_dict(), arrays["network"], path / "network.safetensors")
+        for name in ("best", "good"):
+            setattr(self, name, self._restored(arrays[name], path / f"{name}.safetensors"))
         self._restore_optimiser(arrays["optimiser"], path / "optimiser.safetensors")
         self.generator.set_state(torch.from_numpy(required(arrays["random"], "order", path)))
         self.uniforms.bit_generator.state = required(content, "uniforms", path)
         self.scaler.restore(arrays["rewards"], path / "rewards.safetensors")
         self.counters = Counters(**{name: required(content, name, path) for name in Counters.__dataclass_fields__})
+        check_fields(self.counters)
         self.updates, self.utilisation = checkpoint.updates, checkpoint.utilisation
         self.warm_up = _warm_up(required(content, "warm_up", path))
         pool.restore(arrays["pool"])
 
+    def _restored(self, weights: Arrays, file: Path) -> dict[str, torch.Tensor]:
+        """Weights of the network, or none."""
+        if not weights:
+            return {}
+        kept = {name: torch.empty_like(tensor) for name, tensor in self.network.state_dict().items()}
+        load_weights(kept, weights, file)
+        return kept
+
     def _restore_optimiser(self, arrays: Arrays, file: Path) -> None:
-        state: dict[int, dict[str, torch.Tensor]] = {}
-        named = [pair for layer in self.layers for pair in layer]
-        for index, (name, parameter) in enumerate(named):
-            slots = {key.rpartition("/")[2]: array for key, array in arrays.items() if key.rpartition("/")[0] == name}
-            for key, array in slots.items():
-                if key != "step" and array.shape != tuple(parameter.shape):
-                    raise CheckpointError(
-                        f"optimiser state {name}/{key} has shape {array.shape}", file=file, field=name
-                    )
-            if slots:
-                state[index] = {key: torch.from_numpy(array) for key, array in slots.items()}
+        shapes = {name: tuple(parameter.shape) for layer in self.layers for name, parameter in layer}
+        slots = adam_slots(shapes, arrays, file)
+        state = {index: {slot: torch.from_numpy(array) for slot, array in own.items()} for index, own in slots.items()}
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state})
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, npt.NDArray[Any]]
 _REMEDY = "take another checkpoint, or train again"
+_ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
 def pack(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
@@ -120,6 +121,35 @@ def _checked(directory: Path, file: str, digest: str) -> bytes:
     if digest_bytes(data) != digest:
         raise CheckpointError("the file does not match its digest", file=path, remedy=_REMEDY)
     return data
+
+
+def adam_slots(shapes: Mapping[str, tuple[int, ...]], arrays: Arrays, file: Path) -> dict[int, Arrays]:
+    """What Adam remembers of each parameter, by its place in ``shapes``: step and both moments, or nothing yet.
+
+    Args:
+        shapes: of the parameters, by name.
+        arrays: ``name/slot`` → f32, one for each slot of a parameter.
+        file: for error messages.
+
+    Raises:
+        CheckpointError: a slot is missing or unknown, or not f32 of the parameter's shape; names it. A fused step would
+            read and write beyond such an array.
+    """
+    found: dict[int, Arrays] = {}
+    for index, (name, shape) in enumerate(shapes.items()):
+        own = {key.rpartition("/")[2]: array for key, array in arrays.items() if key.rpartition("/")[0] == name}
+        if own and set(own) != set(_ADAM):
+            text = f"optimiser state of {name} holds {sorted(own)}, expected {sorted(_ADAM)}"
+            raise CheckpointError(text, file=file, field=name, remedy=_REMEDY)
+        for slot, array in own.items():
+            if array.dtype != np.float32 or array.shape != (() if slot == "step" else shape):
+                text = (
+                    f"optimiser state {name}/{slot} is {array.dtype}{list(array.shape)}, expected float32{list(shape)}"
+                )
+                raise CheckpointError(text, file=file, field=name, remedy=_REMEDY)
+        if own:
+            found[index] = own
+    return found
 
 
 def required(content: Mapping[str, Any], key: str, file: Path) -> Any:  # noqa: ANN401 - JSON or an array

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
 from agentpipe.environments.layout import ACTION_NAMES, SIMULATOR_VERSION
-from agentpipe.errors import CheckpointError, LearningError, NonFiniteError
+from agentpipe.errors import CheckpointError, LearningError
 from agentpipe.learning import checkpoint as checkpoints
 from agentpipe.learning.aids.base import Knobs
 from agentpipe.learning.aids.chosen import chosen_aids
 from agentpipe.learning.cloning.demonstrated import clone_demonstrations
 from agentpipe.learning.cloning.imitation import warm_up
-from agentpipe.learning.fits import identity, require_fit, require_same_run
+from agentpipe.learning.fits import identity, require_fit, require_room, require_same_run, require_score
 from agentpipe.learning.gates import Breaker, training_gate, warm_up_gate
 from agentpipe.learning.gradient.anchor import Anchor, AnchoredGradient
 from agentpipe.learning.gradient.fused import SegmentedGradient
@@ -114,6 +113,7 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
         DiskFullError, HomeError: a checkpoint or a shard cannot be written; what counted stays.
     """
     require_fit(pool, statistics, demonstrations, action_names)
+    require_room(options, pool.size, len(statistics.names), len(action_names))
     context = {"parent": parent, "configuration_digest": configuration_digest, "provenance": provenance or {}}
     context |= identity(pool, action_names)
     with contextlib.ExitStack() as stack:
@@ -131,7 +131,8 @@ def train(  # noqa: PLR0913 - one flat call; all but three arguments have a defa
             made = Stream(pool, known, directory, options.stream, len(action_names), simulator_version)
             run.stream = stack.enter_context(made)
         if resume is not None:
-            run.resume(resume)
+            with checkpoints.understood(resume):
+                run.resume(resume)
         run.events = stack.enter_context(Events(directory / "tensorboard", _resume_at(state, resume)))
         if resume is None:
             run.start(initial, expert, demonstrations)
@@ -392,10 +393,7 @@ class _Run:
             return
         state, counters = self.state, self.state.counters
         now = self._package(state.weights(), counters.update, counters.environment_steps)
-        score = float(self.validate(now))
-        if not math.isfinite(score):
-            remedy = "mend what scores policies, and resume where there is a checkpoint"
-            raise NonFiniteError("not finite", field="validation score", step=counters.update, remedy=remedy)
+        score = require_score(self.validate(now), counters.update)
         top, tolerance = max((seen for _, seen in counters.validations), default=None), self.options.tolerance
         counters.validations.append([counters.update, score])
         self.looked.append((time.monotonic() - self.started, score))

@@ -109,6 +109,16 @@ def test_an_unknown_setting_in_the_environment_is_named(tmp_path: Path, monkeypa
     assert document["error"]["where"]["field"] == "training.minibatch"
 
 
+def test_demonstrations_that_are_not_there_stop_a_run_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTPIPE_TRAINING__DEMONSTRATIONS", str(tmp_path / "nowhere.parquet"))
+    code, document = call("run", "--home", str(tmp_path / "home"))
+    assert code == 1
+    assert document["error"]["where"]["field"] == "training.demonstrations"
+    assert not (tmp_path / "home").exists()
+
+
 def test_a_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("not a folder")
     code, document = call("run", "--home", str(tmp_path / "home"))

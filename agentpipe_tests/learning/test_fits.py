@@ -9,7 +9,9 @@ import pytest
 
 from agentpipe.errors import CheckpointError, LearningError, LockHeldError, NonFiniteError, SimulationError
 from agentpipe.learning import checkpoint as checkpoints
+from agentpipe.learning import fits
 from agentpipe.learning.cloning.demonstrations import Demonstrations
+from agentpipe.learning.options import NetworkOptions, PpoOptions
 from agentpipe.learning.policy.normalisation import ObservationStatistics
 from agentpipe.learning.trainer import train
 from agentpipe_tests.learning.test_trainer import run
@@ -40,6 +42,80 @@ def test_a_part_of_another_size_is_refused(tmp_path, changes, field):
         train(statistics=tiny_statistics(), options=tiny_options(), directory=tmp_path / "run", **given)
     assert caught.value.where["field"] == field
     assert not (tmp_path / "run").exists()
+
+
+def named(names, size=4):
+    pool = TinyPool(size)
+    pool.names = names
+    return pool
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("a", "b", "c"), ("a", "b", "c", "d", "e"), ("a", "b", "c", 4), ("a", "b", "c", "\ud800"), ("a\n", *"bcd")],
+)
+def test_each_environment_has_a_name_that_can_be_shown(tmp_path, names):
+    with pytest.raises(LearningError) as caught:
+        run(tmp_path / "run", pool=named(names))
+    assert caught.value.where == {"field": "names"}
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("odd", ["text", None, 1j, np.datetime64("2026-01-01"), np.longdouble(1)])
+def test_a_snapshot_that_no_checkpoint_can_keep_is_refused_before_the_first_step(tmp_path, odd):
+    pool = TinyPool()
+    whole = pool.snapshot
+    pool.snapshot = lambda: {**whole(), "odd": np.array([odd])}
+    with pytest.raises(LearningError, match="a checkpoint cannot keep odd") as caught:
+        run(tmp_path / "run", pool=pool)
+    assert caught.value.where == {"field": "snapshot"}
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("observation", [None, [[1.0]], np.zeros(64, np.float32)])
+def test_a_pool_without_a_table_of_observations_is_refused(tmp_path, observation):
+    pool = TinyPool()
+    pool.observation = observation
+    with pytest.raises((LearningError, SimulationError)) as caught:
+        run(tmp_path / "run", pool=pool)
+    assert caught.value.where["field"] in {"observation", "statistics"}
+
+
+def test_arrays_are_looked_at_before_the_first_step(tmp_path):
+    pool = TinyPool()
+    pool.last_action = pool.last_action.astype(np.int32)
+    with pytest.raises(SimulationError, match=r"last_action is int32\[64\], expected int64\[64\]"):
+        run(tmp_path / "run", pool=pool)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (replace(tiny_options(), ppo=PpoOptions(rollout_steps=1_000_000)), "rollout_steps"),
+        (tiny_options(network=NetworkOptions(hidden=(16_384,) * 16)), "hidden"),
+    ],
+)
+def test_a_training_that_memory_cannot_hold_is_refused_before_the_first_step(tmp_path, monkeypatch, options, field):
+    given = {"total": 10 * 10**9}
+    monkeypatch.setattr(fits.psutil, "virtual_memory", lambda: SimpleNamespace(**given))
+    with pytest.raises(LearningError, match=r"takes more than .* GB of memory") as caught:
+        run(tmp_path / "run", options, TinyPool(512))
+    assert caught.value.where == {"field": field}
+    assert not (tmp_path / "run").exists()
+    given["total"] = 10**15
+    fits.require_room(options, 512, WIDTH, ACTIONS)
+
+
+def test_a_containers_limit_counts(tmp_path, monkeypatch):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(fits, "_CGROUP", limit)
+    fits.require_room(tiny_options(), 64, WIDTH, ACTIONS)
+    limit.write_text("max\n")
+    fits.require_room(tiny_options(), 64, WIDTH, ACTIONS)
+    limit.write_text("1000\n")
+    with pytest.raises(LearningError, match=r"this machine has 0\.0 GB"):
+        fits.require_room(tiny_options(), 64, WIDTH, ACTIONS)
 
 
 def test_statistics_of_other_observations_are_refused(tmp_path):

@@ -455,9 +455,21 @@ def test_a_warm_up_that_could_not_learn_is_refused(changes):
         WarmUpOptions(**changes)
 
 
-def test_a_validation_score_that_is_no_number_ends_the_run(tmp_path):
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), np.float32("nan")])
+def test_a_validation_score_that_is_not_finite_ends_the_run(tmp_path, score):
     with pytest.raises(NonFiniteError, match="validation score"):
-        run(tmp_path, validate=lambda _: float("nan"))
+        run(tmp_path, validate=lambda _: score)
+
+
+@pytest.mark.parametrize("score", [None, "0.5", [0.5], 1j])
+def test_a_validation_score_that_is_no_number_ends_the_run(tmp_path, score):
+    with pytest.raises(LearningError, match="no number"):
+        run(tmp_path, validate=lambda _: score)
+
+
+@pytest.mark.parametrize("score", [1, 0.5, np.float32(0.5), np.int64(1)])
+def test_a_validation_score_is_any_number(tmp_path, score):
+    assert run(tmp_path, tiny_options(budget_steps=512), validate=lambda _: score).best_validation == float(score)
 
 
 def test_weights_whose_actions_have_other_names_are_refused(tmp_path):

@@ -140,9 +140,15 @@ class Curiosity(Remedy):
         return {**content, "returns": self.plateau.returns, "mean": self._mean}, {"counts": self.counts}
 
     def restore(self, content: Mapping[str, Any], arrays: Arrays) -> None:
-        """The inverse of :meth:`state`."""
+        """The inverse of :meth:`state`.
+
+        Raises:
+            ValueError: the table of counts has another size.
+        """
         super().restore(content, arrays)
         self.plateau.returns, self._mean = list(content["returns"]), float(content["mean"])
+        if arrays["counts"].shape != (TABLE if self.active else 0,):
+            raise ValueError(f"a table of {arrays['counts'].shape} counts")
         self.counts = arrays["counts"].astype(np.uint32)
 
 

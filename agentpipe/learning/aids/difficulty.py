@@ -94,8 +94,16 @@ class Met:
 
     @classmethod
     def restored(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Met:
-        """From the arrays of :meth:`Difficulty.state`."""
-        return cls(arrays["success"], arrays["total"], arrays["episodes"])
+        """From the arrays of :meth:`Difficulty.state`.
+
+        Raises:
+            ValueError: they are not of equally many environments.
+        """
+        success, total = (arrays[name].astype(np.float64) for name in ("success", "total"))
+        episodes = arrays["episodes"].astype(np.int64)
+        if not success.shape == total.shape == episodes.shape:
+            raise ValueError(f"means of {success.shape}, {total.shape} and {episodes.shape} environments")
+        return cls(success, total, episodes)
 
     def add(self, rows: npt.NDArray[np.int64], success: npt.NDArray[np.bool_], total: npt.NDArray[np.float32]) -> None:
         """Adds one episode of each environment in ``rows``; ``success`` and ``total`` are [N]."""

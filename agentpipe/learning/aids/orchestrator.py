@@ -234,7 +234,10 @@ class Orchestrator(Aid):
             log[name] = arrays[f"log_{name}"]
         earlier = len(log) - int(content["latest"])
         self._kept, self._rows = [log[:earlier]], log[earlier:]
-        self._row_of, self._elsewhere = arrays["row_of"].astype(np.int32), arrays["elsewhere"].astype(np.float64)
+        rows, elsewhere = arrays["row_of"].astype(np.int32), arrays["elsewhere"].astype(np.float64)
+        if rows.max(initial=-1) >= len(self._rows) or elsewhere.shape != self._elsewhere.shape:
+            raise ValueError("the rows of the orchestrator's log are others")
+        self._row_of, self._elsewhere = rows, elsewhere
 
 
 def _contexts(compounds: Compounds) -> Codes:

@@ -35,6 +35,7 @@ COLUMNS: Final = ("line_id", "time", "observation", "last_action", "elapsed_minu
 PAYING: Final = ("reward", "terminated")
 _STEPS: Final = ("observation", "last_action", "time", "mask", "action", "reward")
 _REMEDY: Final = "correct the file, or leave this episode out"
+_TYPES: Final = "give the column the type of decision records"
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -77,8 +78,8 @@ def read_demonstrations(
 ) -> Demonstrations:
     """Reads recorded episodes.
 
-    Left out, and counted, are episodes that failed (with ``successes_only``; only shards tell), that are there twice,
-    whose beginning is not in the file, or of which a step is missing in between.
+    Left out, and counted, are episodes that failed (with ``successes_only``; only shards tell), that are there twice
+    (in a table also row by row), whose beginning is not in the file, or of which a step is missing in between.
 
     Args:
         paths: sealed shards (folders) and Parquet files.
@@ -89,8 +90,8 @@ def read_demonstrations(
     Raises:
         LearningError: fewer than ``least`` episodes are left; a file cannot be read or lacks a column; sizes differ
             from ``shape``; a value is of another type than in decision records, a time is negative or beyond a million
-            minutes, an action unknown or forbidden by its mask: names file and row (from 1; in a shard, the number of
-            the record).
+            minutes, an action unknown or forbidden by its mask, or an episode goes on after its end: names file and row
+            (from 1; in a shard, the number of the record).
         NonFiniteError: an observation, a time or a reward is not finite; names file, row and field.
         CorruptError, VersionError, ShrunkError: a shard is damaged, of another format, or holds no observations.
     """
@@ -110,9 +111,9 @@ def read_demonstrations(
                 continue
             seen.add(digest)
             kept.append((steps, paid))
-    if len(kept) < least:
+    if len(kept) < max(least, 1):
         without = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
-        text = f"{len(kept)} episodes to learn from, at least {least} are needed"
+        text = f"{len(kept)} episodes to learn from, at least {max(least, 1)} are needed"
         remedy = "record more episodes, or clone the simulator's expert instead"
         raise LearningError(text, left_out=without or None, field="demonstrations", remedy=remedy)
     columns = {name: np.concatenate([steps[name] for steps, _ in kept]) for name in _STEPS}
@@ -160,11 +161,22 @@ def _of_parquet(
 ) -> Iterator[tuple[Arrays, bool]]:  # fmt: skip
     del successes_only  # nothing in such a file tells of success
     steps, order, lines = _columns(path, shape)
+    once = _once(lines, *steps.values())
+    begins = steps["last_action"] == shape.action_count
+    for _ in range(int(begins.sum() - begins[once].sum())):
+        leave("there twice")
+    steps, order, lines = {name: column[once] for name, column in steps.items()}, order[once], lines[once]
     terminated = steps.pop("terminated", None)
+    del steps["moment"]
     _check(steps, order + 1, path, shape.action_count)
     first = (steps["last_action"] == shape.action_count) | np.append(True, lines[1:] != lines[:-1])
     edges = [*np.flatnonzero(first).tolist(), len(lines)]
     for low, high in itertools.pairwise(edges):
+        if terminated is not None and terminated[low : high - 1].any():
+            row = int(order[low + int(np.argmax(terminated[low:high]))]) + 1
+            raise LearningError(
+                "an episode goes on after its end", file=path, row=row, field="terminated", remedy=_REMEDY
+            )
         episode = {name: column[low:high] for name, column in steps.items()}
         if _whole(episode, shape.action_count, leave):
             yield episode, terminated is not None and bool(terminated[high - 1])
@@ -205,11 +217,42 @@ def _columns(path: Path, shape: FeedbackShape) -> tuple[Arrays, npt.NDArray[np.i
         if set(PAYING) <= there:
             steps["reward"] = _vector(table, "reward", np.float32, place, path)
             steps["terminated"] = _vector(table, "terminated", np.bool_, place, path)
-        lines = np.asarray(table.column("line_id").to_pylist(), dtype=np.str_)
-        order = np.lexsort((place, table.column("time").cast(pa.int64()).to_numpy(), lines))
+        lines = np.asarray(_text(table.column("line_id"), path).to_pylist(), dtype=np.str_)
+        steps["moment"] = _moments(table.column("time"), path)
+        order = np.lexsort((place, steps["moment"], lines))
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise LearningError(f"not a Parquet file of decisions: {error}", file=path, remedy=remedy) from error
     return {name: column[order] for name, column in steps.items()}, place[order], lines[order]
+
+
+def _once(*columns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The rows of M that are no copy of an earlier one, in their order."""
+    count = len(columns[0])
+    if count == 0:
+        return np.zeros(0, np.int64)
+    parts = [np.ascontiguousarray(column).reshape(count, -1).view(np.uint8) for column in columns]
+    rows = np.ascontiguousarray(np.concatenate(parts, axis=1))
+    _, first = np.unique(rows.view(np.dtype((np.void, rows.shape[1]))).ravel(), return_index=True)
+    return np.sort(first)
+
+
+def _text(column: Any, path: Path) -> Any:  # noqa: ANN401 - pyarrow
+    import pyarrow as pa
+
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        text = f"line_id is of type {column.type}, which is no text"
+        raise LearningError(text, file=path, field="line_id", remedy=_TYPES)
+    return column.cast(pa.string())
+
+
+def _moments(column: Any, path: Path) -> npt.NDArray[np.int64]:  # noqa: ANN401 - pyarrow
+    import pyarrow as pa
+
+    if not pa.types.is_timestamp(column.type):
+        text = f"time is of type {column.type}, which is no point in time"
+        raise LearningError(text, file=path, field="time", remedy=_TYPES)
+    return np.asarray(column.cast(pa.int64()).to_numpy())
 
 
 def _refuse_nulls(column: Any, name: str, place: npt.NDArray[np.int64], path: Path) -> None:  # noqa: ANN401 - pyarrow
@@ -231,7 +274,7 @@ def _cast(
     kinds = {"b": "b", "i": "iuf", "f": "iuf"}[dtype.kind]
     if len(values) and values.dtype.kind not in kinds:
         text = f"{name} is of type {values.dtype}, which is no {dtype}"
-        raise LearningError(text, file=path, field=name, remedy="give the column the type of decision records")
+        raise LearningError(text, file=path, field=name, remedy=_TYPES)
     if dtype.kind == "i":
         with np.errstate(invalid="ignore"):
             bad = values != values.astype(dtype)

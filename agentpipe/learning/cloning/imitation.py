@@ -27,6 +27,7 @@ from agentpipe.learning.gradient.advantages import generalised_advantages
 from agentpipe.learning.gradient.ppo import clip_gradients
 from agentpipe.learning.options import share_at
 from agentpipe.learning.samples.rollout import Rollout, collect
+from agentpipe.learning.samples.shown import require_answers, require_decisions
 from agentpipe.progress import silent
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def warm_up(
 
     Raises:
         NonFiniteError: an observation, reward, loss or gradient is not finite.
+        ActionError: a decision of the expert is not allowed, or an answer is none; names environment and step.
     """
     network = state.network
     parameters = tuple(parameter for _, parameter in network.policy_parameters())
@@ -84,8 +86,11 @@ def warm_up(
     episodes = steps = 0
 
     def decide(t: int) -> np.ndarray:
-        answers[t] = torch.from_numpy(expert.answers(pool))
-        return expert.act(pool).actions
+        said, decided, now = expert.answers(pool), expert.act(pool).actions, steps + t
+        require_answers(said, network.action_count, now, pool.names)
+        require_decisions(decided, pool.mask, now, pool.names)
+        answers[t] = torch.from_numpy(said)
+        return decided
 
     pool.reset()
     while episodes < options.episodes:

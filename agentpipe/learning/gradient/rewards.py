@@ -101,10 +101,12 @@ class RewardScaler:
         """The inverse of :meth:`state`.
 
         Raises:
-            CheckpointError: the state is of another pool size.
+            CheckpointError: the state is of another pool size, or not finite.
         """
         running, moments = state.get("running"), state.get("moments")
         if running is None or moments is None or running.shape != self.running.shape or moments.shape != (3,):
             raise CheckpointError("reward statistics do not fit the pool", file=file, field="running")
+        if not (np.isfinite(running).all() and np.isfinite(moments).all()):
+            raise CheckpointError("reward statistics are not finite", file=file, field="moments")
         self.running = running.astype(np.float64)
         self.count, self.mean, self.m2 = (float(value) for value in moments)

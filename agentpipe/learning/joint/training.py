@@ -23,7 +23,7 @@ from agentpipe.errors import CheckpointError, LearningError
 from agentpipe.learning.gradient.ppo import clip_gradients
 from agentpipe.learning.joint.perception import perception_loss
 from agentpipe.learning.joint.record import JointRecord
-from agentpipe.learning.tensors import required
+from agentpipe.learning.tensors import adam_slots, required
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -228,8 +228,8 @@ class JointTraining:
             CheckpointError: an array is missing or of another shape; names it. Nothing has changed then.
         """
         kept = required(arrays, "state", file)
-        if kept.shape != tuple(self.memory.shape):
-            text = f"a memory of {kept.shape}, this run has {tuple(self.memory.shape)}"
+        if kept.shape != tuple(self.memory.shape) or kept.dtype != np.float32:
+            text = f"a memory of {kept.shape} {kept.dtype}, this run has {tuple(self.memory.shape)}"
             raise CheckpointError(text, file=file, field="state", remedy="resume with the options of the checkpoint")
         slots = [self._slots(part, arrays, file) for part in self._parts]
         self.memory.copy_(torch.from_numpy(np.array(kept)))
@@ -238,12 +238,6 @@ class JointTraining:
 
     @staticmethod
     def _slots(part: _Part, arrays: Mapping[str, Any], file: Path) -> dict[int, dict[str, Tensor]]:
-        state: dict[int, dict[str, Tensor]] = {}
-        for index, (name, parameter) in enumerate(zip(part.names, part.parameters, strict=True)):
-            own = {key.rpartition("/")[2]: array for key, array in arrays.items() if key.rpartition("/")[0] == name}
-            for slot, array in own.items():
-                if slot != "step" and array.shape != tuple(parameter.shape):
-                    raise CheckpointError(f"optimiser state {name}/{slot} is {array.shape}", file=file, field=name)
-            if own:
-                state[index] = {slot: torch.from_numpy(np.array(array)) for slot, array in own.items()}
-        return state
+        shapes = {name: tuple(one.shape) for name, one in zip(part.names, part.parameters, strict=True)}
+        slots = adam_slots(shapes, dict(arrays), file)
+        return {index: {slot: torch.from_numpy(a.copy()) for slot, a in own.items()} for index, own in slots.items()}

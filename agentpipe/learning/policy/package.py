@@ -273,7 +273,7 @@ class PolicyPackage:
         except SettingsError as error:
             raise CheckpointError(error.message, file=where, field="network") from error
         network = PolicyNetwork(len(names), len(actions), options)
-        load_weights(network, unpack(required(files, _WEIGHTS, path), path / _WEIGHTS), path / _WEIGHTS)
+        load_weights(network.state_dict(), unpack(required(files, _WEIGHTS, path), path / _WEIGHTS), path / _WEIGHTS)
         statistics = ObservationStatistics.from_bytes(required(files, _STATISTICS, path), names, path / _STATISTICS)
         version = str(required(manifest, "simulator_version", where))
         labels = unpack_labels(files[LABELS], path / LABELS) if LABELS in files else frozenset()
@@ -284,13 +284,12 @@ class PolicyPackage:
         return package
 
 
-def load_weights(module: torch.nn.Module, weights: Mapping[str, npt.NDArray[Any]], file: Path) -> None:
-    """Copies ``weights`` into ``module``.
+def load_weights(state: Mapping[str, torch.Tensor], weights: Mapping[str, npt.NDArray[Any]], file: Path) -> None:
+    """Copies ``weights`` into the tensors of ``state``.
 
     Raises:
         CheckpointError: names, shapes or types differ, or a weight is not finite; the message names the tensor.
     """
-    state = module.state_dict()
     if set(state) != set(weights):
         raise CheckpointError(f"weights {sorted(set(state) ^ set(weights))} do not fit the network", file=file)
     for name, tensor in state.items():

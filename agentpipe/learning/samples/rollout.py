@@ -14,6 +14,7 @@ from agentpipe.environments.layout import OBSERVATION_NAMES, REASONS, SEGMENTS
 from agentpipe.errors import EmptyMaskError, LearningError, NonFiniteError, SimulationError
 from agentpipe.learning.policy.compiled import CompiledPolicy
 from agentpipe.learning.samples.batch import Batch
+from agentpipe.learning.samples.shown import ENDED, NOW, TAKEN, Shown, within
 from agentpipe.learning.samples.space import declared_space
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class EpisodeFigures:
         self.steps += int(pool.result_steps[rows].sum())
         self.decisions += int(pool.result_decisions[rows].sum())
         self.decision_seconds += float(pool.result_decision_seconds[rows].sum())
-        self.reasons += np.bincount(pool.result_reason[rows], minlength=len(REASONS))[: len(REASONS)]
+        self.reasons += np.bincount(pool.result_reason[rows], minlength=len(REASONS))
 
     def figures(self) -> dict[str, float]:
         """Means, under the names that the field greps for; empty when no episode ended."""
@@ -144,11 +145,14 @@ def collect(
 
     Raises:
         NonFiniteError: at the first non-finite observation, time, value or reward, naming environment, field and step.
-        SimulationError: an observation leaves the space that the pool declares, or a segment is unknown.
+        SimulationError: an observation leaves the space that the pool declares, a segment or a last action is unknown,
+            or an array of the pool has another dtype or shape than it should.
         EmptyMaskError: an environment allows no action.
         LearningError: the network has a memory, and the rollout does not keep it.
     """
     figures, policy = EpisodeFigures(), CompiledPolicy(network, workers.threads)
+    shown = Shown(rollout.size, network.observation_size, network.action_count)
+    shown.require(pool, NOW, step)
     with torch.inference_mode():
         joint = _begin(pool, network, rollout)
         for t in range(rollout.steps):
@@ -161,6 +165,7 @@ def collect(
             if stream is not None:
                 stream.before()
             pool.step(rollout.action[t].numpy())
+            shown.require(pool, NOW | TAKEN, step + t)
             rollout.reward[t] = pool.reward
             rollout.terminated[t] = pool.terminated
             rollout.truncated[t] = pool.truncated
@@ -170,6 +175,8 @@ def collect(
                 stream.after(*(tensor.numpy() for tensor in decided))
             ended = np.flatnonzero(pool.terminated | pool.truncated)
             if len(ended):
+                shown.require(pool, ENDED, step + t)
+                shown.require_results(pool, ended, step + t)
                 figures.add(pool, ended)
                 rollout.success[t], rollout.total[t] = pool.result_success, pool.result_return
                 _bootstrap(pool, policy, rollout, t, step + t)
@@ -198,6 +205,7 @@ def _decide(
     def block(worker: int, piece: int) -> None:
         at = slice(piece * BLOCK, min((piece + 1) * BLOCK, pool.size))
         names = pool.names[at]
+        within(pool.last_action[at], 0, policy.network.action_count, "last_action", step, names)
         if space is None:
             require_finite(pool.observation[at], "observation", step, names)
         else:
@@ -254,6 +262,7 @@ def _check_final(pool: LinePool, rows: npt.NDArray[np.int64], step: int) -> None
         space.check(pool.final_observation[rows], step, names)
     else:
         require_finite(pool.final_observation[rows], "observation", step, names)
+    within(pool.final_last_action[rows], 0, pool.mask.shape[1], "final_last_action", step, names)
 
 
 def _values(
@@ -268,6 +277,7 @@ def _values(
 ) -> npt.NDArray[np.float32]:
     require_finite(observation, "observation", step, names)
     require_finite(time, "time", step, names)
+    within(last_action, 0, policy.network.action_count, "last_action", step, names)
     last = torch.from_numpy(last_action)
     encoded = torch.empty(len(last), policy.network.encoded_size)
     policy.encode(0, torch.from_numpy(observation), last, torch.from_numpy(time), memory, encoded)

@@ -1,6 +1,7 @@
 """Recorded episodes are read from shards and from Parquet files, and refused with file and row where they are wrong."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pyarrow as pa
@@ -149,6 +150,71 @@ def test_an_episode_that_is_there_twice_counts_once(recorded, rows, tmp_path):
     assert found.left_out == {"there twice": 2 * EPISODES}
     with pytest.raises(LearningError, match="144 there twice"):
         read(recorded, recorded, recorded, successes_only=False, least=73)
+
+
+@pytest.mark.parametrize("columns", [None, COLUMNS])
+def test_rows_that_are_there_twice_count_once(rows, tmp_path, columns):
+    kept = {name: values for name, values in rows.items() if columns is None or name in columns}
+    once = read(write(tmp_path / "once.parquet", kept))
+    twice = read(write(tmp_path / "twice.parquet", {name: [*values, *values] for name, values in kept.items()}))
+    assert twice.digest == once.digest
+    assert twice.left_out == {"there twice": EPISODES}
+
+
+def test_a_row_that_differs_is_no_copy(rows, tmp_path):
+    copied = {name: [*values, values[5]] for name, values in rows.items()}
+    whole = read(write(tmp_path / "copied.parquet", copied))
+    assert whole.length.sum() == len(rows["time"])
+    copied["elapsed_minutes"][-1] += 1.0
+    assert read(write(tmp_path / "other.parquet", copied)).left_out == {"with a step missing": 1}
+
+
+def test_an_episode_does_not_go_on_after_its_end(rows, tmp_path):
+    begins = np.flatnonzero(np.array(rows["last_action"]) == ACTION_COUNT)
+    first = next(int(at) for at, then in itertools.pairwise(begins) if then - at > 2)
+    ends = list(rows["terminated"])
+    ends[first + 1] = True
+    with pytest.raises(LearningError, match="goes on after its end") as caught:
+        read(write(tmp_path / "a.parquet", {**rows, "terminated": ends}))
+    assert caught.value.where["row"] == first + 2
+    assert caught.value.where["field"] == "terminated"
+
+
+@pytest.mark.parametrize(
+    ("field", "kind", "value"),
+    [
+        ("time", pa.bool_(), True),
+        ("time", pa.int64(), 3),
+        ("time", pa.time64("us"), 3),
+        ("time", pa.duration("us"), 3),
+        ("time", pa.string(), "2026-01-01T00:00:00Z"),
+        ("line_id", pa.int64(), 3),
+        ("line_id", pa.struct([("a", pa.int64())]), {"a": 1}),
+        ("line_id", pa.binary(), b"line"),
+    ],
+)
+def test_a_column_of_another_type_is_refused(rows, tmp_path, field, kind, value):
+    path = write(tmp_path / "a.parquet", rows)
+    table = pq.read_table(path)
+    odd = pa.array([value] * len(table), kind)
+    pq.write_table(table.set_column(table.schema.get_field_index(field), field, odd), path)
+    with pytest.raises(LearningError, match=f"{field} is of type") as caught:
+        read(path)
+    assert caught.value.where["field"] == field
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_lines_may_be_any_text(rows, tmp_path, kind):
+    path = write(tmp_path / "a.parquet", rows)
+    table = pq.read_table(path)
+    lines = table.column("line_id").cast(kind)
+    pq.write_table(table.set_column(table.schema.get_field_index("line_id"), "line_id", lines), tmp_path / "b.parquet")
+    assert read(tmp_path / "b.parquet").digest == read(path).digest
+
+
+def test_no_episode_at_all_is_always_too_few():
+    with pytest.raises(LearningError, match="0 episodes to learn from, at least 1 are needed"):
+        read_demonstrations([], SHAPE, least=0)
 
 
 def test_digest_tells_contents_apart(recorded):

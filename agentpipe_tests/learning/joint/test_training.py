@@ -114,7 +114,7 @@ def test_without_the_memory_resuming_would_not_equal_continuing():
 def test_a_state_of_another_shape_is_refused_and_changes_nothing():
     made, _ = learned(1)
     before, state = bytes_of(made), made.joint.state()
-    with pytest.raises(CheckpointError, match=r"a memory of \(63, 5\), this run has \(64, 5\)"):
+    with pytest.raises(CheckpointError, match=r"a memory of \(63, 5\) float32, this run has \(64, 5\)"):
         made.joint.restore({**state, "state": state["state"][:-1]}, FILE)
     with pytest.raises(CheckpointError, match=r"memory\.cell\.weight_hh/exp_avg"):
         made.joint.restore({**state, "memory.cell.weight_hh/exp_avg": np.zeros((2, 2), np.float32)}, FILE)
