@@ -16,7 +16,7 @@ import functools
 import statistics
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from agentpipe.storage import read_json
 from benchmarks.claims_run import SMOKE, Sizes, key_of, run
@@ -105,6 +105,18 @@ def standard_rows(folder: Path) -> list[dict[str, Any]]:
 
 # ------------------------------------------------------------------------------------------------------- the page
 
+PARTS: Final = {
+    "S1": "environments",
+    "S7": "orchestrator",
+    "S8": "network",
+    "S9": "gradient",
+    "S10": "aids",
+    "S12": "perception",
+    "S15": "buffer",
+    "S20": "hold-out",
+}
+"""what each system is called on the page"""
+
 
 def section(content: dict[str, Any]) -> str:
     """The Markdown section of ``RESULTS.md``."""
@@ -113,7 +125,7 @@ def section(content: dict[str, Any]) -> str:
     target = f"steps to {TARGET:.0%} ({COLD_TARGET:.0%} from random weights)"
     lines = [_what_was_done(sizes), "", RULE, ""]
     lines += [
-        "| | claim | field report | measured, 95 % interval | each seed | verdict |",
+        "| part | claim | field report | measured, 95 % interval | each seed | verdict |",
         "|---|---|---|---:|---|---|",
         *(_claim_line(claim, rows) for claim in CLAIMS),
         "",
@@ -135,6 +147,8 @@ def section(content: dict[str, Any]) -> str:
 
 def _what_was_done(sizes: Mapping[str, Any]) -> str:
     return (
+        "*Field reports* are figures that are told of such systems in operation. There is no publication to cite for"
+        " them, and how they were measured is not known: hence this table.\n\n"
         f"From cloned weights: {sizes['rows']:,} training environments, {sizes['warm_up_episodes']:,} expert episodes"
         f" cloned, then {sizes['budget']:,} steps of the policy gradient. From random weights: {sizes['cold_rows']:,}"
         f" environments, {sizes['cold_budget']:,} steps. Live samples only, no aid and no orchestrator but those of the"
@@ -162,7 +176,7 @@ def _claim_line(claim: Claim, rows: Rows) -> str:
         mean, low, high, *values = (form(value) for value in (found.mean, found.low, found.high, *found.values))
         whole = f"{mean}{unit}" + ("" if word == UNMEASURED else f" [{low}, {high}]")
         each = ", ".join(values) or "–"
-    return f"| {claim.system} | {claim.name} | {claim.says or '–'} | {whole} | {each}{note} | **{word}** |"
+    return f"| {PARTS[claim.system]} | {claim.name} | {claim.says or '–'} | {whole} | {each}{note} | **{word}** |"
 
 
 def _arm_line(arm: Arm, found: Mapping[int, Mapping[str, Any]]) -> str:

@@ -118,6 +118,8 @@ def _interval(values: Sequence[float], form: str) -> str:
     if not values:
         return "–"
     mean, low, high = interval(values)
+    if form.endswith("%}"):  # of a share, which lies within 0 and 1
+        low, high = max(low, 0.0), min(high, 1.0)
     return form.format(mean) + (f" [{form.format(low)}, {form.format(high)}]" if len(values) > 1 else "")
 
 

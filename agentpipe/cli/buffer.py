@@ -36,6 +36,8 @@ NAMED = "folder, name or end of the path as printed, or beginning of the digest"
 Cell = Annotated[str | None, typer.Option("--cell", help="The current trajectories of this cell, such as sensor-3.")]
 LOSS = 3
 """exit code of a repair that could not bring everything back"""
+_TOLD = 3
+"""further shards of an episode that are told one by one"""
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
 
 
@@ -98,8 +100,10 @@ def show(
             print_json({"ok": True, **describe(found.shard, found.row, found.step), "others": others})
             return
         typer.echo(render(found.shard, found.row, found.step))
-        for other in found.others:
+        for other in found.others[:_TOLD]:
             say(f"also in {other}")
+        if len(found.others) > _TOLD:
+            say(f"and in {len(found.others) - _TOLD} more; --json lists them")
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentpipe.cli.options import Home, Json
-from agentpipe.cli.output import percent, print_json, reporting
+from agentpipe.cli.output import percent, print_json, reporting, say, typed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ def show(home: Home = None, as_json: Json = False) -> None:
             typer.echo("No champion yet: the first promotable bundle whose gates pass becomes it.")
         waiting = len(holds.waiting())
         if waiting:
-            typer.echo(f"{waiting} candidate(s) wait for a person: agentpipe champion held")
+            typer.echo(f"{waiting} candidate(s) wait for a person: {typed(home, 'champion', 'held')}")
 
 
 @app.command()
@@ -64,6 +64,8 @@ def history(home: Home = None, as_json: Json = False) -> None:
             return
         if not champions:
             typer.echo("No champion yet.")
+        else:
+            say("Differences in hold-out success: to the champion before, and summed over all of them.")
         for entry, total in zip(champions, sums, strict=True):
             difference = entry.figures.get("difference")
             step = f"{100 * difference:+.2f} %" if entry.restores is None and difference is not None else "–"

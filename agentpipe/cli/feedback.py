@@ -12,7 +12,7 @@ import typer
 from agentpipe.cli import labelling
 from agentpipe.cli.labelling import counted
 from agentpipe.cli.options import Home, Json
-from agentpipe.cli.output import print_json, reporting, say
+from agentpipe.cli.output import print_json, reporting, say, typed
 
 if TYPE_CHECKING:
     from agentpipe.feedback.intake import Intake
@@ -55,7 +55,7 @@ def submit(
             print_json({"ok": True, "files": [str(path) for path in placed]})
             return
         for path in placed:
-            typer.echo(f"{path}: waits for the next intake (agentpipe feedback take)")
+            typer.echo(f"{path}: waits for the next intake ({typed(home, 'feedback', 'take')})")
 
 
 @app.command()
@@ -71,7 +71,7 @@ def take(late_days: LateDays = None, home: Home = None, as_json: Json = False) -
             print_json({"ok": failure is None, **intakes, "ignored": ignored, **error})
         else:
             for name, intake in done.items():
-                _print_intake(name, intake)
+                _print_intake(name, intake, home)
             _say_ignored(ignored)
     if failure is not None:
         labelling.say_error(failure)
@@ -206,7 +206,7 @@ def label(
             labelling.check_sheet(sheet, force)
         rows = labelling.find(work, limit, day)
         if sheet is not None:
-            labelling.write_sheet(sheet, rows, as_json)
+            labelling.write_sheet(sheet, rows, home, as_json)
         elif as_json:
             print_json({"ok": True, "decisions": [row.to_json() for row in rows]})
         elif labelling.on_terminal() and rows:
@@ -276,7 +276,7 @@ def _say_ignored(ignored: Mapping[str, str]) -> None:
         say(f"ignored: {len(ignored) - _MOST_SAID:,} more; --json lists all")
 
 
-def _print_intake(name: str, intake: Intake) -> None:
+def _print_intake(name: str, intake: Intake, home: Path | None) -> None:
     parts = [counted(len(intake.files_taken), "file")] if intake.files_taken else []
     parts.append(counted(intake.rows_taken, "row"))
     if intake.rows_already:
@@ -287,7 +287,7 @@ def _print_intake(name: str, intake: Intake) -> None:
     for file, why in intake.files_refused.items():
         say(f"refused: {file}: {why}")
     if intake.quarantined:
-        typer.echo(f"quarantined: {_counts(intake.quarantined)} (agentpipe feedback quarantine)")
+        typer.echo(f"quarantined: {_counts(intake.quarantined)} ({typed(home, 'feedback', 'quarantine')})")
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from agentpipe.cli.output import print_json, say
+from agentpipe.cli.output import print_json, say, typed
 from agentpipe.errors import AgentpipeError, InputError, LockHeldError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def check_sheet(path: Path, force: bool) -> None:
         raise InputError("the file is there already", file=path, remedy="give another name, or --force to replace it")
 
 
-def write_sheet(path: Path, rows: Sequence[Unlabelled], as_json: bool) -> None:
+def write_sheet(path: Path, rows: Sequence[Unlabelled], home: Path | None, as_json: bool) -> None:
     """The decisions as a CSV file to be filled in."""
     from agentpipe.feedback.review import write_sheet as write
 
@@ -62,7 +62,8 @@ def write_sheet(path: Path, rows: Sequence[Unlabelled], as_json: bool) -> None:
     if as_json:
         print_json({"ok": True, "file": str(path), "decisions": len(rows)})
     else:
-        typer.echo(f"{path}: {counted(len(rows), 'decision')}; fill in, then agentpipe feedback label --answers {path}")
+        then = typed(home, "feedback", "label", "--answers", str(path))
+        typer.echo(f"{path}: {counted(len(rows), 'decision')}; fill in, then {then}")
 
 
 def read_answers(path: Path, annotator: str | None) -> list[Answer]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -55,6 +57,11 @@ def reporting(as_json: bool) -> Iterator[None]:
         raise
 
 
+def typed(home: Path | None, *words: str) -> str:
+    """A command as it is to be typed for the same home: the option ``--home`` is kept where it was given."""
+    return shlex.join(["agentpipe", *words, *(["--home", str(home)] if home else [])])
+
+
 def percent(share: float | None) -> str:
     """``0.897`` as ``89.7 %``."""
     return "–" if share is None else f"{100 * share:.1f} %"
@@ -65,7 +72,7 @@ def player_table(players: Mapping[str, Mapping[str, Any]], split: str = "hold-ou
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=split.capitalize(), title_justify="left")
+    table = Table(title=("Hold-out" if split == "holdout" else split.capitalize()), title_justify="left")
     for column in ("player", "success", "95 % interval", "decision, simulated"):
         table.add_column(column, justify="left" if column == "player" else "right")
     for name in sorted(players, key=lambda name: -players[name]["success"]):

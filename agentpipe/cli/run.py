@@ -161,6 +161,9 @@ def _show(content: dict[str, Any]) -> None:
         typer.echo(f"Server check: SKIPPED{effect} - {checked['reason']}")
     else:
         typer.echo(f"Server check: {checked['status']} in {checked['server']}")
+    settled = content["champion"]
+    whose = "this candidate" if settled["promoted"] else f"not this candidate ({settled['fate']})"
+    typer.echo(f"Champion: {whose} - {settled['reason']}")
     typer.echo(f"Largest difference to the policy: {bundle['parity_max_abs_diff']:.1e}")
     attributed = content["attribution"].get("attributed")
     typer.echo(f"Failures attributed to a disturbance: {percent(attributed)}")

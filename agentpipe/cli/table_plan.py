@@ -31,7 +31,7 @@ def plan(home: Home = None, table_source: TableSource = None, as_json: Json = Fa
         if content["never_made"]:
             typer.echo(f"not made yet, agentpipe run makes them: {', '.join(content['never_made'])}")
         if content["partitions"]:
-            typer.echo(f"about {content['seconds']:.0f} s")
+            typer.echo(f"about {content['seconds']:.0f} s together, with the start of each run")
         elif len(content["never_made"]) < len(CELLS):
             typer.echo("nothing is due")
 

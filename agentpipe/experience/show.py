@@ -11,7 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from agentpipe.environments.compound import describe_compound
-from agentpipe.environments.layout import ACCUMULATING, ACTION_COUNT, ACTION_NAMES, MODES, REASONS, SEGMENTS, TOKENS
+from agentpipe.environments.layout import (
+    ACCUMULATING,
+    ACTION_COUNT,
+    ACTION_NAMES,
+    FALSE_ALARM,
+    MODES,
+    REASONS,
+    SEGMENTS,
+    TOKENS,
+)
 from agentpipe.errors import InputError
 from agentpipe.experience.graph import influence, neighbours
 from agentpipe.experience.quality import CUT, SPIKE
@@ -243,16 +252,23 @@ def render(shard: Shard, row: int, step: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def fault_text(mode: str, machine: int) -> str:
+    """What was really wrong; a false alarm has a machine whose readings raised it, and no fault."""
+    if mode == MODES[FALSE_ALARM]:
+        return f"none, a false alarm of machine {machine}"
+    return mode if machine < 0 else f"{mode}, machine {machine}"
+
+
 def _heading(episode: Mapping[str, Any]) -> list[str]:
     name = episode["environment"] or f"environment {episode['index']}"
     compound = f" ({episode['compound']})" if episode["compound"] else ""
-    machine = f", machine {episode['machine']}" if episode["machine"] >= 0 else ""
     players = ", ".join(
         f"{one['player']} {_short(one['version'])} (policy {one['ordinal']})" for one in episode["policies"]
     )
+    fault = fault_text(episode["mode"], episode["machine"])
     return _wrapped(
         f"{name}, episode {episode['episode']} (catalogue index {episode['index']}, row {episode['row']})",
-        f"true fault: {episode['mode']}{machine}; disturbance {episode['fingerprint']}{compound}",
+        f"true fault: {fault}; disturbance {episode['fingerprint']}{compound}",
         f"outcome: {episode['outcome']} after {episode['steps']} steps and {episode['elapsed_minutes']:.2f} minutes, "
         f"return {episode['return']:+.3f}",
         f"played by {players}",

@@ -245,6 +245,14 @@ def test_differences_are_paired_by_seed_with_their_t_interval():
     assert f"| {OURS} | 61.0% [58.5%, 63.5%] | 60.0%, 62.0%, 61.0% | – | 30.0% |" in written
 
 
+def test_an_interval_of_shares_stays_within_them():
+    written = peers_report.section(
+        content(rows={OURS: [run(0, 0.02), run(1, 0.3)], ONE_FILE: [run(0, 0.99), run(1, 0.9)]})
+    )
+    assert f"| {OURS} | 16.0% [0.0%, 100.0%] |" in written
+    assert f"| {ONE_FILE} | 94.5% [37.3%, 100.0%] |" in written
+
+
 def test_the_page_says_who_is_behind_and_who_cannot_be_told_apart():
     written = peers_report.section(content())
     assert f"agentpipe is ahead of {ONE_FILE} (+10.7 points); not told apart from {MASKABLE} (+1.3 points)." in written

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 import typer
 
 from agentpipe.cli import output
+from agentpipe.cli.output import typed
 from agentpipe.cli.progress import _Lines
 from agentpipe.errors import GateError
 
@@ -44,6 +46,11 @@ def test_an_error_that_nobody_meant_is_not_hidden() -> None:
 @pytest.mark.parametrize(("share", "text"), [(0.897, "89.7 %"), (0.0, "0.0 %"), (None, "–")])
 def test_percent(share: float | None, text: str) -> None:
     assert output.percent(share) == text
+
+
+def test_what_is_to_be_typed_next_is_for_the_same_home() -> None:
+    assert typed(None, "feedback", "take") == "agentpipe feedback take"
+    assert typed(Path("/a b"), "feedback", "take") == "agentpipe feedback take --home '/a b'"
 
 
 def test_lines_show_every_finished_part_and_the_rest_seldom() -> None:

@@ -51,7 +51,7 @@ def test_people_read_reasons_and_seconds(home: Workspace) -> None:
     lines = plan(home).splitlines()
     assert lines[0].split(maxsplit=1) == ["disturbance_table[load-2]", "the rows of load-2 changed  1 s last time"]
     assert lines[3].startswith("champion_evaluation ")
-    assert lines[-1] == "about 30 s"
+    assert lines[-1] == "about 30 s together, with the start of each run"
 
 
 def test_another_source_is_planned_without_touching_the_home(home: Workspace, tmp_path) -> None:

@@ -25,7 +25,7 @@ from agentpipe.environments.layout import (
 )
 from agentpipe.errors import InputError
 from agentpipe.experience.recorder import Recorder
-from agentpipe.experience.show import WIDTH, Place, _short, describe, locate, render
+from agentpipe.experience.show import WIDTH, Place, _short, describe, fault_text, locate, render
 from agentpipe.experience.store.writer import ShardWriter
 from agentpipe_tests.environments.line import catalog, pool_with
 
@@ -109,6 +109,18 @@ def test_the_heading_says_what_it_is_and_who_played_when(repaired):
     assert lines[3] == "played by first 1 (policy 0), second 2 (policy 3)"
     assert lines[4] == "2026-01-01T00:00:00.123456Z to 2026-01-01T00:00:11.123456Z"
     assert lines[5] == str(repaired.path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "machine", "text"),
+    [
+        ("p3", 4, "p3, machine 4"),
+        ("plc_overload", -1, "plc_overload"),
+        ("false_alarm", 5, "none, a false alarm of machine 5"),
+    ],
+)
+def test_a_false_alarm_is_no_fault_of_a_machine(mode, machine, text):
+    assert fault_text(mode, machine) == text
 
 
 def test_spikes_idle_steps_and_numbers_of_dependents(repaired):

@@ -53,8 +53,8 @@ class Sizes:
 SMOKE = Sizes(15, 1, 15, 1, 0, (60, 120, 240), (1, 1, 1))
 STEPS: Final = (
     ("time that measuring takes", "oracle", "truth"),
-    ("what no player can know, at the least", "truth", "told, every packet"),
-    ("what no player can know, at the most besides", "told, every packet", "untold, every packet"),
+    ("what no player can know: missed although the disturbance is told", "truth", "told, every packet"),
+    ("missed besides where the disturbance has to be inferred", "told, every packet", "untold, every packet"),
     ("packets forgotten, only their means kept", "untold, every packet", "untold, means"),
     ("cause named worse than the means allow", "untold, means", "policy names"),
     ("severity, dispatch and execution", "policy names", "policy"),

@@ -32,11 +32,12 @@ knows the disturbance's parameters, the ripple's phase, the sensor suite and eve
 told; the *untold* one knows the disturbance table and infers the rest. So what no player can know, with these
 measurements, is at least what the told one misses and at most what the untold one misses. Approximate are: six
 severities instead of a range, a fault that grows as in the mean, mixtures from steps and impulses replaced by one
-normal after each reading; for means, a normal throughout. How often an observer is right should equal how sure it is;
-`benchmarks/RESULTS.md` shows both. A policy with a memory may keep more than means: of such a one the rows on packets
-and on the cause count together."""
-INTRODUCTION: Final = """`python -m benchmarks.gap` prints it for the champion of a home: from the oracle to the
-policy, what each player of a ladder loses to the one before. It knows less, or the policy does one part more."""
+normal after each reading; for means, a normal throughout. How often an observer is right should equal how sure it is:
+both stand in the tables step by step (`benchmarks/RESULTS.md`). A policy with a memory may keep more than means: of
+such a one the rows on packets and on the cause count together."""
+INTRODUCTION: Final = """`python -m benchmarks.gap` prints it for the champion of a home (with `--holdout 1500` also for
+held-out environments): from the oracle to the policy, what each player of a ladder loses to the one before. It knows
+less, or the policy does one part more. A negative loss is a gain; where the interval holds zero, none can be told."""
 SHARED_WORK: Final = """Which part of the policy's work costs what, in points of success; the policy measures
 throughout, the truth does the other parts (Shapley values over the 16 ways to share the work, so they add up):"""
 NETWORKS: Final = """Networks that learn machine and cause from labelled moments of training environments, at which the

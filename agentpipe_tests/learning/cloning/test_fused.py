@@ -82,10 +82,10 @@ def test_fused_gradient_equals_autograd(shared, answer_weight):
     (decided + answer_weight * answered / ROWS + 0.3 * 0.5 * error.square().mean()).backward()
     for name, parameter in net.named_parameters():
         torch.testing.assert_close(fused[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
-    assert sums[CROSS_ENTROPY] == pytest.approx(float(decided) * ROWS, rel=1e-5)
-    assert sums[VALUE_ERROR] == pytest.approx(float(error.abs().sum()), rel=1e-5)
+    assert sums[CROSS_ENTROPY] == pytest.approx(float(decided.detach()) * ROWS, rel=1e-5)
+    assert sums[VALUE_ERROR] == pytest.approx(float(error.detach().abs().sum()), rel=1e-5)
     assert sums[ANSWERED] == float((batch.answers >= 0).sum())
-    assert sums[ANSWERS] == pytest.approx(float(answered), rel=1e-5)
+    assert sums[ANSWERS] == pytest.approx(float(answered.detach()), rel=1e-5)
 
 
 def test_shares_that_were_right_are_counted():
