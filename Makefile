@@ -1,5 +1,6 @@
 # agentpipe: `make run` needs a Python 3.11 or 3.12 and nothing else.
 #
+#   make install  set up only: .venv with the pinned set (run, test, ui, lint, fix and bench do this first)
 #   make run      set up, run the main job, end with a scoreboard        (ARGS="--profile demo" for the short one)
 #   make test     set up, every test                                    (ARGS="-m 'not slow'" for the quick ones)
 #   make ui       the Dagster UI of the same home, on 127.0.0.1

@@ -53,22 +53,22 @@ class TrainingSettings(_Section):
         48, ge=0, le=4_096, description="width of the network that believes which fault it is; 0 = none"
     )
     memory: int = Field(0, ge=0, le=4_096, description="units of the recurrent memory; 0 = none")
-    learning_rate: float = Field(3e-4, gt=0, lt=1)
+    learning_rate: float = Field(3e-4, gt=0, lt=1, description="first learning rate of the policy gradient")
     final_learning_rate_share: float = Field(0.05, ge=0, le=1, description="last learning rate over the first")
-    gamma: float = Field(0.995, gt=0, le=1)
-    gae_lambda: float = Field(0.95, ge=0, le=1)
-    entropy_weight: float = Field(0.005, ge=0)
-    value_weight: float = Field(0.5, ge=0)
-    max_gradient_norm: float = Field(1.0, gt=0)
-    clip_identify: float = Field(0.15, gt=0)
-    clip_assess: float = Field(0.08, gt=0)
-    clip_dispatch: float = Field(0.25, gt=0)
-    clip_execute: float = Field(0.12, gt=0)
+    gamma: float = Field(0.995, gt=0, le=1, description="discount of rewards, a step")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of the advantages")
+    entropy_weight: float = Field(0.005, ge=0, description="first weight of the entropy bonus; falls to a fifth")
+    value_weight: float = Field(0.5, ge=0, description="weight of the critic's loss")
+    max_gradient_norm: float = Field(1.0, gt=0, description="joint norm that gradients are clipped to")
+    clip_identify: float = Field(0.15, gt=0, description="clip range of the probability ratio, identify segment")
+    clip_assess: float = Field(0.08, gt=0, description="clip range of the probability ratio, assess segment")
+    clip_dispatch: float = Field(0.25, gt=0, description="clip range of the probability ratio, dispatch segment")
+    clip_execute: float = Field(0.12, gt=0, description="clip range of the probability ratio, execute segment")
     warmup_episodes: int = Field(
         600_000, ge=0, description="expert episodes cloned before the policy gradient; 0 = none"
     )
     warmup_minibatch: int = Field(1_750, gt=0, description="samples a gradient step of the warm-up")
-    warmup_learning_rate: float = Field(2e-3, gt=0, lt=1)
+    warmup_learning_rate: float = Field(2e-3, gt=0, lt=1, description="first learning rate of the warm-up")
     demonstrations: Path | None = Field(
         None, description="recorded episodes (Parquet file or sealed shard) to clone instead of the built-in expert"
     )
@@ -77,7 +77,7 @@ class TrainingSettings(_Section):
     target_success: float | None = Field(None, description="validation success at which training may stop early")
     checkpoint_every: int = Field(20, gt=0, description="updates between two resumable checkpoints")
     replay_share: float = Field(0.25, ge=0, lt=1, description="share of each batch drawn from recorded trajectories")
-    replay_sampler: SamplerName = Field("causal", description="who draws them: uniform, causal or prioritised")
+    replay_sampler: SamplerName = Field("causal", description="who draws them")
     replay_fresh: int | None = Field(
         None, gt=0, description="draw only from the newest so many behaviour policies; none = from all"
     )
@@ -110,9 +110,9 @@ class EvaluationSettings(_Section):
     """How much is judged."""
 
     environments: int | None = Field(None, gt=0, description="hold-out environments used; none = the whole split")
-    episodes_per_env: int = Field(4, gt=0)
+    episodes_per_env: int = Field(4, gt=0, description="episodes of each hold-out environment")
     attribution_episodes: int = Field(3_000, gt=0, description="failed episodes replayed at most")
-    trajectory_episodes_per_env: int = Field(1, gt=0)
+    trajectory_episodes_per_env: int = Field(1, gt=0, description="recorded episodes of each training environment")
     statistics_steps: int = Field(
         1_000, gt=0, description="first steps of each training environment behind the observation statistics"
     )
@@ -169,8 +169,8 @@ class ScheduleSettings(_Section):
     """When the nightly retraining starts and what it needs."""
 
     timezone: str = Field("UTC", description="IANA zone of the nightly schedule; partition keys stay UTC")
-    hour: int = Field(2, ge=0, le=23)
-    minute: int = Field(0, ge=0, le=59)
+    hour: int = Field(2, ge=0, le=23, description="local time at which a night begins: the hour")
+    minute: int = Field(0, ge=0, le=59, description="the minute of it")
     cells_needed: int = Field(13, gt=0, le=15, description="cells that must be fresh; a night with fewer is skipped")
     feedback_minutes: int = Field(30, ge=0, description="how long a night waits for the day's feedback run to begin")
     every_seconds: int = Field(30, gt=0, description="least seconds between two looks of a sensor")
@@ -190,7 +190,7 @@ class AlertSettings(_Section):
     """Whom failures are told."""
 
     webhook: SecretStr | None = Field(None, description="URL that takes Slack-compatible JSON; none = no alerts")
-    timeout_seconds: Positive = 5.0
+    timeout_seconds: Positive = Field(5.0, description="of one attempt to deliver an alert")
     ui: str | None = Field(None, description="address of the Dagster UI, such as http://127.0.0.1:3000, for links")
 
 
@@ -218,7 +218,7 @@ class AgentSettings(_Section):
         0.1, description="that a server is waited for at least; longer where it took longer of late"
     )
     probe_every: Positive = Field(10.0, description="between two probes of a part")
-    probe_timeout: Positive = 2.0
+    probe_timeout: Positive = Field(2.0, description="after which a probe counts as failed")
     failures_to_degrade: int = Field(3, gt=0, description="failed probes in a row after which a part counts as lost")
     successes_to_recover: int = Field(3, gt=0, description="good probes in a row after which it counts as back")
     triton: tuple[str, ...] = Field((), description="gRPC addresses of Triton servers, the first one asked first")
@@ -252,43 +252,69 @@ class GateSettings(_Section):
     random_margin: float = Field(
         0.05, ge=-1, le=2, description="least lead over random, at the lower end of its 95 % interval"
     )
-    reset_p99_ms: Positive = 800.0
-    start_success: Share = 0.992
-    slow_reset_share: Share = 0.05
-    redis_round_trip_ms: Positive = 15.0
-    redis_connection_share: Share = 0.85
-    cpu_share_deviation: Share = 0.032
-    crash_rate: Share = 0.0002
-    warmup_actor_loss: Positive = 0.85
-    warmup_actor_loss_warn: Positive = 1.2
-    warmup_critic_mae: Positive = 0.32
-    warmup_critic_mae_warn: Positive = 0.5
-    gradient_norm_usual: Positive = 0.42
-    gradient_norm_warn: Positive = 5.0
+    reset_p99_ms: Positive = Field(
+        800.0, description="99th percentile of reset latency above which gate 1 fails; a longer reset is slow"
+    )
+    start_success: Share = Field(
+        0.992, description="share of a cell's environments that start, below which gate 1 fails"
+    )
+    slow_reset_share: Share = Field(0.05, description="share of resets that may be slow")
+    redis_round_trip_ms: Positive = Field(15.0, description="longest round trip to the Redis")
+    redis_connection_share: Share = Field(0.85, description="share of the Redis's connections that may be in use")
+    cpu_share_deviation: Share = Field(
+        0.032, description="of isolated processes; the vectorised pool has none, so that nothing is judged"
+    )
+    crash_rate: Share = Field(
+        0.0002, description="of isolated processes; the vectorised pool has none, so that nothing is judged"
+    )
+    warmup_actor_loss: Positive = Field(
+        0.85, description="masked cross-entropy of the warm-up, nats; gate 2 warns above it"
+    )
+    warmup_actor_loss_warn: Positive = Field(1.2, description="above this it is called alarming")
+    warmup_critic_mae: Positive = Field(
+        0.32, description="critic's mean absolute error after the warm-up, scaled returns; gate 2 warns above it"
+    )
+    warmup_critic_mae_warn: Positive = Field(0.5, description="above this it is called alarming")
+    gradient_norm_usual: Positive = Field(
+        0.42, description="median gradient norm of a usual warm-up, shown beside the measured one"
+    )
+    gradient_norm_warn: Positive = Field(
+        5.0, description="median gradient norm of the warm-up above which gate 2 warns"
+    )
     throughput_drop_max: Share = Field(0.40, description="loss of writing speed against the last shard of the cell")
     coverage_target: Share = Field(0.92, description="of the ten most influential steps, in one epoch of sampling")
-    coverage_warn: Share = 0.85
+    coverage_warn: Share = Field(0.85, description="coverage below which gate 3 warns")
     buffer_growth_max: Share = Field(0.03, description="change of bytes an episode against the last shard, either way")
-    idle_share_max: Share = 0.15
-    entropy_min: Positive = 0.1
+    idle_share_max: Share = Field(
+        0.15, description="share of steps that no later step depends on and that earn nothing"
+    )
+    entropy_min: Positive = Field(0.1, description="entropy of the last update below which gate 4 warns, nats")
     advantage_mean_max: Positive = Field(0.5, description="mean advantage, in its own standard deviations, either sign")
     plateau_improvement: Share = Field(0.005, description="least gain of the last third of the validations")
-    success_min: Share = 0.75
-    success_target: Share = 0.897
+    success_min: Share = Field(0.75, description="hold-out success below which no bundle is made")
+    success_target: Share = Field(0.897, description="hold-out success below which gate 5 warns")
     success_stall: Share = Field(0.72, description="success around which training has been seen to get stuck")
-    success_stall_width: Share = 0.03
-    decision_seconds_max: Positive = 5.0
-    decision_seconds_warn: Positive = 6.2
-    attributed_min: Share = 0.80
-    attributed_target: Share = 0.92
-    attributed_warn: Share = 0.25
-    checkpoint_mb_max: Positive = 850.0
-    checkpoint_growth_max: Positive = 2.0
-    latency_p99_ms_max: Positive = 3_800.0
-    latency_p99_ms_local: Positive = 10.0
-    parity_abs_max: Positive = 1e-5
-    parity_value_rel_max: Positive = 1e-5
-    drift_kl_review: Positive = 0.15
+    success_stall_width: Share = Field(
+        0.03, description="how near to it counts as stuck; changes the remedy, not the verdict"
+    )
+    decision_seconds_max: Positive = Field(5.0, description="simulated seconds a decision above which gate 5 warns")
+    decision_seconds_warn: Positive = Field(6.2, description="above this it is called alarming")
+    attributed_min: Share = Field(
+        0.80, description="share of failures attributed to a disturbance below which gate 5 warns"
+    )
+    attributed_target: Share = Field(0.92, description="from this on it is called good")
+    attributed_warn: Share = Field(0.25, description="below this it is called alarming")
+    checkpoint_mb_max: Positive = Field(850.0, description="size of the policy package, MB; a larger one is an error")
+    checkpoint_growth_max: Positive = Field(2.0, description="size over the champion's; a larger one is an error")
+    latency_p99_ms_max: Positive = Field(
+        3_800.0, description="99th percentile of one local decision; a slower one is an error"
+    )
+    latency_p99_ms_local: Positive = Field(10.0, description="the same; a slower one warns")
+    parity_abs_max: Positive = Field(1e-5, description="largest difference of a probability between bundle and policy")
+    parity_value_rel_max: Positive = Field(
+        1e-5, description="largest relative difference of a value between bundle and policy"
+    )
+    drift_kl_review: Positive = Field(0.15, description="KL(candidate || champion) above which a person is asked, nats")
 
 
 class Settings(BaseSettings):
@@ -299,11 +325,11 @@ class Settings(BaseSettings):
     )
 
     home: Path = Field(Path(".agentpipe"), description="folder that holds every store")
-    profile: ProfileName = "standard"
+    profile: ProfileName = Field("standard", description="sizes and gates; demo is for a first look, not promotable")
     machine_history: Path | None = Field(None, description="machine-history table that becomes the line profile")
     table_source: Path | None = Field(None, description="disturbance table to follow instead of the home's copy")
-    seed: int = Field(0, ge=0, lt=2**63)
-    threads: int = Field(2, gt=0, le=256)
+    seed: int = Field(0, ge=0, lt=2**63, description="root of all randomness")
+    threads: int = Field(2, gt=0, le=256, description="threads of simulation and training")
     training: TrainingSettings = TrainingSettings()
     aids: AidSettings = AidSettings()
     orchestrator: OrchestratorSettings = OrchestratorSettings()
@@ -317,7 +343,7 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = Field(
         None,
         validation_alias=AliasChoices("redis_url", "AGENTPIPE_REDIS_URL", "REDIS_URL"),
-        description="Redis that distributes the disturbance table and carries feedback; none = files only",
+        description="Redis that distributes the table and carries feedback; REDIS_URL is read too; none = files only",
     )
     triton_url: str | None = Field(
         None, description="HTTP address of a Triton in explicit control mode for server checks; none = one is started"
@@ -397,7 +423,7 @@ def load_settings(**overrides: Any) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        remedy = "see agentpipe run --help, or unset the variable"
+        remedy = "correct or unset the variable; agentpipe settings then lists them all"
         # pydantic's own text shows every value, also a secret one under a misspelt name: not chained
         raise SettingsError(f"setting {field}: {first['msg']}", field=field, remedy=remedy) from None
     except MalformedError as error:

@@ -12,6 +12,7 @@ from agentpipe.cli import agent, buffer, bundle, champion, feedback, table, tabl
 from agentpipe.cli.evaluate import evaluate
 from agentpipe.cli.output import print_json, say
 from agentpipe.cli.run import run
+from agentpipe.cli.settings import settings
 from agentpipe.cli.ui import ui
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(evaluate)
+app.command()(settings)
 app.command()(ui)
 app.add_typer(agent.app)
 app.add_typer(agent.line_app)
