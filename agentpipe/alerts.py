@@ -35,6 +35,7 @@ TEXT_LIMIT = 4_000
 MOST_FIELDS = 20
 LONGEST_PAUSE = 10.0
 """Seconds that are waited before another attempt at most; a receiver that asks for more is not asked again."""
+NO_WEBHOOK = "no webhook is set"
 _LONGEST = 3 * TEXT_LIMIT
 _ANSWER_LIMIT = 4_096
 _CODE = re.compile(r"[a-z][a-z_]{1,39}")
@@ -138,7 +139,7 @@ def _link(link: str | None) -> str:
 
 
 def send(
-    webhook: SecretStr | str,
+    webhook: SecretStr | str | None,
     alert: Alert,
     timeout: float = 5.0,
     *,
@@ -152,7 +153,7 @@ def send(
     followed. In all it takes at most ``attempts`` time-outs and the pauses between them.
 
     Args:
-        webhook: the URL; a secret.
+        webhook: the URL; a secret. None: nothing is tried, in no attempt, for the reason :data:`NO_WEBHOOK`.
         alert: what is told.
         timeout: seconds of one attempt, from looking up the name to the end of the answer.
         attempts: one or more.
@@ -162,8 +163,19 @@ def send(
     Raises:
         AlertError: not delivered, with ``raising`` only.
     """
-    url = webhook.get_secret_value() if isinstance(webhook, SecretStr) else webhook
-    body = json.dumps(to_slack(alert)).encode()
+    if webhook is None:
+        sent = Sent(delivered=False, attempts=0, status=None, reason=NO_WEBHOOK)
+    else:
+        url = webhook.get_secret_value() if isinstance(webhook, SecretStr) else webhook
+        sent = _send(url, json.dumps(to_slack(alert)).encode(), timeout, attempts, pause)
+    if raising and not sent.delivered:
+        remedy = "look at AGENTPIPE_ALERTS__WEBHOOK and at the receiver"
+        raise AlertError(f"the alert was not delivered: {sent.reason}", attempts=sent.attempts, remedy=remedy)
+    return sent
+
+
+def _send(url: str, body: bytes, timeout: float, attempts: int, pause: float) -> Sent:
+    """One attempt after the other, until one is taken, none can help, or there were enough."""
     done, answer = 0, _Answer(None, "no attempt was made", again=False)
     for done in range(1, max(1, attempts) + 1):
         answer = _attempt(url, body, timeout)
@@ -171,11 +183,7 @@ def send(
         if not answer.again or done >= attempts or wait > LONGEST_PAUSE:
             break
         time.sleep(wait)
-    sent = Sent(not answer.reason, done, answer.status, answer.reason)
-    if raising and not sent.delivered:
-        remedy = "look at AGENTPIPE_ALERTS__WEBHOOK and at the receiver"
-        raise AlertError(f"the alert was not delivered: {sent.reason}", attempts=done, remedy=remedy)
-    return sent
+    return Sent(not answer.reason, done, answer.status, answer.reason)
 
 
 def _attempt(url: str, body: bytes, timeout: float) -> _Answer:

@@ -186,6 +186,14 @@ def test_what_is_no_web_address_is_said_and_not_told(url):
     assert SECRET not in repr(caught.value)
 
 
+def test_without_a_webhook_nothing_is_tried_and_the_reason_says_so(monkeypatch, capfd):
+    monkeypatch.setattr(alerts, "_attempt", lambda *_: pytest.fail("an attempt was made"))
+    assert send(None, ALERT) == Sent(False, 0, None, "no webhook is set")
+    with pytest.raises(AlertError, match="was not delivered: no webhook is set"):
+        send(None, ALERT, raising=True)
+    assert capfd.readouterr().err == ""
+
+
 def test_failing_raises_only_where_asked_and_never_tells_the_url(receiver, capfd):
     receiver.answers = [answer(500, text=receiver.url.encode())] * 3
     with pytest.raises(AlertError, match="was not delivered: the receiver answered 500") as caught:

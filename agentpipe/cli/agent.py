@@ -8,10 +8,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
@@ -20,6 +20,7 @@ from agentpipe.cli.output import INTERRUPTED, print_json, reporting, say
 
 if TYPE_CHECKING:
     from agentpipe.serving.agent.session import Session
+    from agentpipe.serving.agent.simulated_line import SimulatedLine
 
 app = typer.Typer(name="agent", invoke_without_command=True)
 line_app = typer.Typer(name="line", invoke_without_command=True)
@@ -106,8 +107,14 @@ def _work(session: Session) -> bool:
 
 def _tell_end(session: Session, as_json: bool, interrupted: bool) -> None:
     figures = session.figures()
-    text = f"{figures['decisions']:,} decisions, {figures['fallbacks']:,} by the fallback, {figures['asked']:,} asked"
+    text = f"{_counted(figures['decisions'], 'decision')}, {figures['fallbacks']:,} by the fallback"
+    text += f", {figures['asked']:,} asked"
     _event(as_json, "ended", text, ok=True, interrupted=interrupted, **figures)
+
+
+def _counted(number: int, what: str) -> str:
+    """``1 order``, ``2 orders``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _event(as_json: bool, event: str, text: str, **fields: object) -> None:
@@ -216,26 +223,28 @@ def line(  # noqa: PLR0913, PLR0917 - the options of a command
     if context.invoked_subcommand is not None:
         return
     del home  # a line stands on its own
+    interrupted = False
     with reporting(as_json):
-        from agentpipe.environments.gym_line import select
-        from agentpipe.serving.agent.simulated_line import LineOptions, SimulatedLine
-
-        options = LineOptions(seconds, every, orders, operator, seed, record=record)
-        served = SimulatedLine(select(None, cell, split, stations), options)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         previous = signal.signal(signal.SIGTERM, _interrupt)
         try:
-            _serve(served, port, as_json)
+            from agentpipe.environments.gym_line import select
+            from agentpipe.serving.agent.simulated_line import LineOptions, SimulatedLine
+
+            options = LineOptions(seconds, every, orders, operator, seed, record=record)
+            served = SimulatedLine(select(None, cell, split, stations), options)
+            interrupted = _serve(served, port, as_json)
+        except KeyboardInterrupt:  # before it was ready
+            interrupted = True
         finally:
             signal.signal(signal.SIGTERM, previous)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
 
 
-def _serve(served: object, port: int, as_json: bool) -> None:
+def _serve(served: SimulatedLine, port: int, as_json: bool) -> bool:
+    """Serves until the line is done or a signal comes; whether that was it."""
     import asyncio
-
-    from agentpipe.serving.agent.simulated_line import SimulatedLine
-
-    assert isinstance(served, SimulatedLine)
 
     async def main() -> None:
         started = asyncio.Event()
@@ -246,17 +255,24 @@ def _serve(served: object, port: int, as_json: bool) -> None:
         waiting.cancel()
         if started.is_set():
             url, lines = f"tcp://127.0.0.1:{served.port}", list(served.stations)
-            _event(as_json, "ready", f"{url}  ({len(lines)} stations; Ctrl-C ends it)", url=url, lines=lines)
+            text = f"{url}  ({_counted(len(lines), 'station')}; Ctrl-C ends it)"
+            _event(as_json, "ready", text, url=url, lines=lines)
         await serving
 
+    interrupted = False
     try:
         asyncio.run(main())
-    except asyncio.CancelledError as error:  # SIGTERM
-        raise KeyboardInterrupt from error
+    except (asyncio.CancelledError, KeyboardInterrupt):  # SIGTERM, Ctrl-C
+        interrupted = True
     finally:
         figures = served.figures()
-        text = f"{figures['orders']:,} orders, {figures['successes']:,} well, {figures['missed']:,} deadlines missed"
-        _event(as_json, "ended", text, **figures)
+        _event(as_json, "ended", _line_end(figures), interrupted=interrupted, **figures)
+    return interrupted
+
+
+def _line_end(figures: Mapping[str, Any]) -> str:
+    text = f"{_counted(figures['orders'], 'order')}, {figures['successes']:,} well"
+    return f"{text}, {_counted(figures['answered'], 'answer')}, {_counted(figures['missed'], 'deadline')} missed"
 
 
 def _operate(url: str, kind: str, who: str, station: str | None, as_json: bool) -> None:

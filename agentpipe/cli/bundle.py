@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentpipe.cli.options import Home, Json
-from agentpipe.cli.output import print_json, reporting
+from agentpipe.cli.output import print_json, reporting, say
 from agentpipe.cli.progress import showing
 
 if TYPE_CHECKING:
+    from agentpipe.serving.production import Production
     from agentpipe.serving.repository import Published
+    from agentpipe.serving.server import TritonServer
     from agentpipe.serving.server_check import ServerCheck
     from agentpipe.settings import Settings
 
@@ -64,8 +70,8 @@ def check(path: Bundle, home: Home = None, as_json: Json = False) -> None:
             print_json({"ok": found.status == PASSED, "check": found.to_json()})
         else:
             _print_check(found)
-        if found.status != PASSED:
-            raise typer.Exit(1)
+    if found.status != PASSED:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -141,6 +147,39 @@ def rollback(
         _report(roll_back_served(settings, version), settings, as_json)
 
 
+@app.command()
+def serve(
+    http_port: Annotated[
+        int, typer.Option("--http-port", min=0, max=65535, help="On 127.0.0.1; 0 takes a free one.")
+    ] = 8000,
+    grpc_port: Annotated[
+        int, typer.Option("--grpc-port", min=0, max=65535, help="On 127.0.0.1; 0 takes a free one.")
+    ] = 8001,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Starts the installed Triton over what production serves, on 127.0.0.1, until Ctrl-C.
+
+    It follows the repository: another version that is published or brought back is served within seconds.
+    """
+    with reporting(as_json):
+        from agentpipe.serving.production import find_production
+
+        found = find_production(_settings(home))
+        # A background job of a shell has SIGINT ignored, and what it starts inherits that: undone before it starts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        previous = signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
+                say("Starting Triton …")
+                with found.start(http_port=http_port, grpc_port=grpc_port) as server:
+                    _tell_serving(server, found, as_json)
+                    server.wait()
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+        say("Triton has ended.")
+
+
 @app.command(name="install-triton")
 def install_triton(as_json: Json = False) -> None:
     """Installs a Triton for server checks (about 330 MB from the package registry), unless it is there."""
@@ -162,6 +201,26 @@ def _settings(home: Path | None) -> Settings:
     from agentpipe.settings import load_settings
 
     return load_settings(home=home)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _tell_serving(server: TritonServer, found: Production, as_json: bool) -> None:
+    """Says where a server answers, with what, and a line to try."""
+    from agentpipe.serving.production import POLL_SECONDS, line_to_try
+
+    entry, models, line = found.entry, found.models, line_to_try(server.grpc)
+    if as_json:
+        served = {"model": entry.model, "version": entry.version, "repository": str(models)}
+        print_json({"ok": True, "http": f"http://{server.http}", "grpc": server.grpc, **served, "try": line})
+        sys.stdout.flush()
+        return
+    typer.echo(f"http://{server.http}  and over gRPC  {server.grpc}  (Ctrl-C ends it)")
+    typer.echo(f"{entry.model}/{entry.version} of {models}, looked at every {POLL_SECONDS} s; log: {server.log_path}")
+    typer.echo(f"To try it:\n{line}")
+    sys.stdout.flush()
 
 
 def _report(entry: Published | None, settings: Settings, as_json: bool) -> None:

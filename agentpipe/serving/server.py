@@ -128,6 +128,15 @@ class TritonServer:
         errors = [line for line in lines if line.startswith(("E", "error:")) or "UNAVAILABLE" in line]
         return "\n".join(errors or lines[-20:])[-3_000:].strip()
 
+    def wait(self) -> None:
+        """Waits as long as the server runs, until an exception such as KeyboardInterrupt.
+
+        Raises:
+            ServiceError: it has ended by itself; the message holds the end of its log.
+        """
+        code = self._process.wait()
+        raise ServiceError(f"Triton ended with {code}: {self._log_end()}", remedy="see the log above")
+
     def stop(self) -> None:
         """Stops the server and removes what it left in shared memory; a second call does nothing."""
         if self._process.poll() is None:
@@ -167,7 +176,14 @@ def _start(command: Sequence[str], installation: TritonInstallation, log: Path) 
 
 
 def _ports(*wanted: int) -> list[int]:
-    """The wanted ports, free ones for zeros, all free at this moment."""
+    """The wanted ports, free ones for zeros, all free at this moment.
+
+    Raises:
+        ServiceError: one is in use, or wanted twice.
+    """
+    twice = next((port for port in wanted if port and wanted.count(port) > 1), None)
+    if twice is not None:
+        raise ServiceError(f"port {twice} is wanted twice", port=twice, remedy="choose two, or 0 for free ones")
     held = []
     try:
         for port in wanted:

@@ -25,6 +25,7 @@ COMMANDS = [
     ("line", "takeover"),
     ("line", "release"),
     ("bundle", "verify"),
+    ("bundle", "serve"),
     ("champion", "show"),
     ("table", "show"),
     ("table", "set"),

@@ -37,5 +37,5 @@ def tell_line(url: str, kind: str, who: str, station: str | None = None, **field
         raise LineError("the line has ended the connection", url=url, remedy="is it an agentpipe line?")
     reply = load(line)
     if reply.get("ok") is not True:
-        raise LineError(f"the line refuses: {reply.get('reason')}", url=url, remedy="correct what it says")
+        raise LineError(f"the line refuses: {reply.get('reason')}", url=url, remedy="ask for what it can do now")
     return reply

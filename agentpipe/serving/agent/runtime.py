@@ -265,14 +265,15 @@ class Runtime:
     def _take_over(self, message: Takeover) -> None:
         with self._lock:
             execution = self._execution(message.line_id)
+            frozen = execution.machine.state is State.FROZEN
             if message.active:
                 execution.taken_over()
-            else:
+            elif frozen:
                 execution.handed_back()
         if message.active:
             self._primary.give_up(message.line_id)
             self._say(f"{message.who} has taken {message.line_id} over")
-        else:
+        elif frozen:  # else nobody had it: a line says so to whoever connects
             self._say(f"{message.who} has handed {message.line_id} back")
             self._queue.put(HandedBack(message.line_id))
 

@@ -100,6 +100,8 @@ class Station:
         self.ended: list[dict[str, Any]] = []
         self.holder = ""
         """the person who has it"""
+        self.released_by = ""
+        """the person who handed it back last"""
         self.answered = self.missed = self.asked_again = self.stale = self.illegal = self.persons = 0
         self.orders = self.successes = 0
 
@@ -300,7 +302,9 @@ class SimulatedLine:
         identifier, end = station.decision_id, time.monotonic() + self.options.seconds
         while not station.holder:
             try:
-                message = await asyncio.wait_for(station.inbox.get(), max(0.0, end - time.monotonic()))
+                # not wait_for: in Python 3.11 it forgets a cancellation that comes together with a message
+                async with asyncio.timeout(max(0.0, end - time.monotonic())):
+                    message = await station.inbox.get()
             except TimeoutError:
                 station.missed += self._agent is not None
                 station.asked_again += 1
@@ -329,8 +333,10 @@ class SimulatedLine:
             return
         self.hold(station, "rules")
         await asyncio.sleep(0)
+        if station.holder != "rules":  # a person has taken it over meanwhile
+            return
         self._take(station, int(self._operator.act(station.pool).actions[0]), "rules")
-        self.release(station)
+        self.release(station, "rules")
 
     def _take(self, station: Station, action: int, who: str) -> None:
         identifier = station.decision_id
@@ -350,12 +356,12 @@ class SimulatedLine:
         """A person takes a station over."""
         station.holder = who
         station.inbox.put_nowait(_LOOK)
-        self._send({"type": "takeover", "line_id": station.name, "active": True, "who": who})
+        self._send(_takeover(station))
 
-    def release(self, station: Station) -> None:
-        """The person hands it back."""
-        who, station.holder = station.holder, ""
-        self._send({"type": "takeover", "line_id": station.name, "active": False, "who": who or "nobody"})
+    def release(self, station: Station, who: str) -> None:
+        """A person hands it back: the one who has it, or another one."""
+        station.holder, station.released_by = "", who
+        self._send(_takeover(station))
         station.inbox.put_nowait(_LOOK)
 
     # ------------------------------------------------------------------------------------------- connections
@@ -388,8 +394,7 @@ class SimulatedLine:
             {"type": "hello", "protocol": PROTOCOL, "signature": self.signature.to_json(), "lines": lines, "beat": BEAT}
         )
         for station in self.stations.values():
-            held = {"type": "takeover", "line_id": station.name, "who": station.holder or "nobody"}
-            self._send({**held, "active": bool(station.holder)})
+            self._send(_takeover(station))  # also where nobody has it: the agent may know of an earlier takeover
             for message in station.ended:
                 self._send(message)
             station.inbox.put_nowait(_LOOK)
@@ -435,11 +440,13 @@ class SimulatedLine:
         chosen = [station for name, station in self.stations.items() if names in (None, name)]
         if not chosen:
             raise NonsenseError(f"there is no line {names!r}"[:200], field="line_id")
+        if kind == "release":
+            chosen = _with_holder(chosen)
         for station in chosen:
             if kind == "takeover":
                 self.hold(station, who)
             elif kind == "release":
-                self.release(station)
+                self.release(station, who)
             elif kind == "act":
                 self._act(station, message.get("action"), who)
             else:
@@ -452,3 +459,22 @@ class SimulatedLine:
         if type(action) is not int or not 0 <= action < ACTION_COUNT or not station.pool.mask[0, action]:
             raise NonsenseError(f"action {action!r} is not allowed now"[:200], field="action")
         self._take(station, action, who)
+
+
+def _takeover(station: Station) -> dict[str, Any]:
+    """The message that says who has the station, or who handed it back: the line, where no person did."""
+    who = station.holder or station.released_by or "the line"
+    return {"type": "takeover", "line_id": station.name, "active": bool(station.holder), "who": who}
+
+
+def _with_holder(stations: list[Station]) -> list[Station]:
+    """Those of ``stations`` that somebody has.
+
+    Raises:
+        NonsenseError: nobody has any of them.
+    """
+    held = [station for station in stations if station.holder]
+    if not held:
+        names = ", ".join(station.name for station in stations)
+        raise NonsenseError(f"nobody holds {names}: nothing to release"[:200], field="line_id")
+    return held

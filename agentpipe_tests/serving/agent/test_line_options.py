@@ -13,6 +13,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from agentpipe.cli.agent import _line_end
 from agentpipe.cli.main import app
 from agentpipe.environments.catalog import load_catalog
 from agentpipe.errors import HomeError, InputError
@@ -50,3 +51,26 @@ def test_a_line_that_is_terminated_with_an_agent_connected_ends_in_good_order():
     assert '"event": "ended"' in output
     assert "Traceback" not in errors
     assert "asyncio" not in errors
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_line_that_ctrl_c_ends_says_what_it_played_and_not_that_it_goes_on(as_json):
+    command = [sys.executable, "-m", "agentpipe", "line", "--cell", "sensor-1", *(["--json"] if as_json else [])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        ready = (process.stdout if as_json else process.stderr).readline()
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=300)
+    assert process.returncode == 130
+    if as_json:
+        ended = json.loads(output)
+        assert (ended["event"], ended["interrupted"], ended["orders"]) == ("ended", True, 0)
+        assert errors == ""
+    else:
+        assert ready.endswith("(1 station; Ctrl-C ends it)\n")
+        assert errors == "0 orders, 0 well, 0 answers, 0 deadlines missed\n"
+
+
+def test_one_of_a_kind_is_told_in_the_singular():
+    figures = {"orders": 1, "successes": 1, "answered": 1, "missed": 1}
+    assert _line_end(figures) == "1 order, 1 well, 1 answer, 1 deadline missed"
+    assert _line_end(dict.fromkeys(figures, 1200)) == "1,200 orders, 1,200 well, 1,200 answers, 1,200 deadlines missed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -9,9 +10,12 @@ import threading
 import numpy as np
 import pytest
 
+from agentpipe.environments.catalog import load_catalog
 from agentpipe.environments.layout import A_MODE, ACTION_COUNT, FALSE_ALARM
 from agentpipe.errors import LineError
 from agentpipe.serving.agent.messages import ForeignLineError, NonsenseError, encode, load
+from agentpipe.serving.agent.operator import tell_line
+from agentpipe.serving.agent.simulated_line import LineOptions, SimulatedLine
 from agentpipe.serving.agent.socket_line import SocketLine, parse_url
 from agentpipe.serving.agent.types import Answer, Frame, OrderEnded, Takeover
 from agentpipe_tests.serving.agent.lines import Operator, running_line, wait_for
@@ -110,6 +114,58 @@ def test_a_person_takes_over_acts_and_hands_back():
         assert running.line.taken == [(first.decision_id, 1, "ann")]
         assert operator.say("figures")["orders"] == 0
         operator.close()
+
+
+def test_who_released_a_line_is_named_not_who_had_taken_it_over():
+    with running_line(2, seconds=60.0) as running, SocketLine(running.url, LINE) as line:
+        first = next_of(line, Frame)
+        tell_line(running.url, "takeover", "ann", first.line_id)
+        assert next_of(line, Takeover) == Takeover(first.line_id, True, "ann")
+        assert tell_line(running.url, "release", "bob")["lines"] == [first.line_id], "the other one nobody had"
+        assert next_of(line, Takeover) == Takeover(first.line_id, False, "bob")
+        line._socket.shutdown(socket.SHUT_RDWR)
+        told = [next_of(line, Takeover) for _ in running.line.stations]
+        assert Takeover(first.line_id, False, "bob") in told, "who connects again is told the same"
+
+
+def test_a_release_where_nobody_has_the_line_is_refused_and_the_agent_hears_nothing():
+    with running_line(seconds=60.0) as running, SocketLine(running.url, LINE) as line:
+        first = next_of(line, Frame)
+        with pytest.raises(LineError, match=f"nobody holds {first.line_id}: nothing to release"):
+            tell_line(running.url, "release", "bob")
+        assert line.receive(0.1) is None
+        tell_line(running.url, "takeover", "ann")
+        assert next_of(line, Takeover) == Takeover(first.line_id, True, "ann"), "the first that it hears"
+
+
+def test_a_person_who_takes_over_from_the_rules_before_they_act_has_the_line():
+    line = SimulatedLine(load_catalog().environments("holdout", "sensor-1")[:1], LineOptions())
+    (station,) = line.stations.values()
+
+    async def both():
+        asked = asyncio.create_task(line._person(station))
+        await asyncio.sleep(0)
+        line.hold(station, "ann")
+        await asked
+
+    asyncio.run(both())
+    assert (station.holder, line.taken) == ("ann", [])
+
+
+def test_a_line_that_is_ended_in_the_moment_of_a_message_ends():
+    line = SimulatedLine(load_catalog().environments("holdout", "sensor-1")[:1], LineOptions(seconds=60.0))
+    (station,) = line.stations.values()
+
+    async def main():
+        answering = asyncio.create_task(line._answer(station))
+        await asyncio.sleep(0.01)
+        station.inbox.put_nowait({"type": "answer", "decision_id": "of another question", "action": 0})
+        await asyncio.sleep(0)
+        answering.cancel()
+        await asyncio.wait([answering], timeout=5)
+        return answering.cancelled()
+
+    assert asyncio.run(main())
 
 
 def test_a_connection_made_while_a_person_has_the_line_is_told_so():

@@ -112,6 +112,25 @@ def test_a_policy_that_was_given_up_is_waited_for_once_and_no_longer_than_there_
         primary.close()
 
 
+def test_a_line_that_nobody_had_is_not_said_to_be_handed_back(tmp_path):
+    said = []
+    with Agent(tmp_path, say=said.append) as agent:
+        agent.line.say(RELEASE)  # a line says so to whoever connects
+        assert agent.ask(frame(0), acts=1) == ("l1-o1-0", 2)
+        assert said == []
+        agent.line.say(TAKE, Takeover("l1", False, "bob"), RELEASE)
+        assert agent.ask(frame(1), acts=1) == ("l1-o1-1", 2)
+    assert said == ["ann has taken l1 over", "bob has handed l1 back"]
+
+
+def test_a_line_that_connects_again_does_not_take_back_the_wish_for_a_person(tmp_path):
+    with Agent(tmp_path) as agent:
+        assert agent.ask(frame(0)) == ("l1-o1-0", 2)
+        agent.runtime.executions["l1"].ask_reason = "five failures"
+        agent.line.say(RELEASE)
+        assert agent.ask(frame(1)) == ("l1-o1-1", -1)
+
+
 # -------------------------------------------------------------------------------------------------- its ears
 
 
