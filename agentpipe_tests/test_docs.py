@@ -34,7 +34,8 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_commands_and_their_options_exist(page):
     for line in re.findall(
-        r"agentpipe ((?:run|evaluate|ui|bundle|champion|table|buffer|feedback|agent|line|settings)\b[^\n`]*)", page.read_text()
+        r"agentpipe ((?:run|evaluate|ui|bundle|champion|table|buffer|feedback|agent|line|settings)\b[^\n`]*)",
+        page.read_text(),
     ):
         words = line.split("#")[0].split()
         command = COMMAND
