@@ -1,7 +1,7 @@
 """What every test gets: no Dagster or agentpipe settings from outside, one thread for each numeric library.
 
-Files that take minutes come first, so that no process works on one of them alone at the end. The first makes the home
-that the others of `acceptance` wait for; in the meantime a third process tests what needs no compiled kernels.
+Files that take minutes come first, so that no process works on one of them alone at the end. The very first runs a main
+job, which compiles every kernel; in the meantime the other processes test what needs none.
 """
 
 from __future__ import annotations
@@ -13,10 +13,24 @@ import pytest
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
-FIRST = (
-    "acceptance/test_main_job.py",
-    "acceptance/test_loop.py",
+WITHOUT_KERNELS = (
     "feedback/",
+    "defs/test_publish.py",
+    "defs/test_schedule.py",
+    "defs/test_imports.py",
+    "defs/test_intact.py",
+    "defs/test_feedback_sensor.py",
+    "defs/test_table_notices.py",
+    "defs/test_night",
+    "defs/test_table_changes.py",
+    "defs/test_alerts.py",
+    "cli/test_settings_command.py",
+    "test_",
+)
+FIRST = (
+    "acceptance/test_loop.py",
+    *WITHOUT_KERNELS,
+    "acceptance/test_main_job.py",
     "acceptance/test_browser.py",
     "learning/succession/test_finetuning.py",
     "experience/care/",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import fcntl
 import json
@@ -82,17 +83,24 @@ class Home:
         )
 
 
-@pytest.fixture(scope="session")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished home and the document of its run, made by one of the processes that run tests.
+@contextlib.contextmanager
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of all processes that run tests, for one of them at a time.
 
-    It is the first to need every kernel; the others wait for it rather than compile the same once more.
+    Whoever runs a main job first is alone: it compiles every kernel, and others wait rather than compile the same.
     """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "original"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished home and the document of its run, made by one of the processes that run tests."""
+    with alone(tmp_path_factory) as folder:
         if not (folder / "document.json").exists():
             _server()  # now, or later runs would find one and check the bundle again
             code, document, log = Home(folder / "home").call("run")
@@ -138,14 +146,14 @@ def _server() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def day(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
+def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
     """A champion, the daemon, three processes that read the instance, a receiver of alerts; the night is near."""
-    del original  # its kernels are compiled
     if dt.datetime.now(dt.UTC).time() > dt.time(23, 40):
         pytest.skip("the UTC day is almost over: the night would be another day's")
     folder = tmp_path_factory.mktemp("loop")
     home = Home(folder / "home", PROMOTABLE | _server())
-    code, document, log = home.call("run")
+    with alone(tmp_path_factory):
+        code, document, log = home.call("run")
     assert code == 0, log
     assert document["champion"]["promoted"] is True
     receiver = Receiver()

@@ -105,9 +105,9 @@ def test_one_port_for_both_protocols_is_refused(home, installed):
 
 def test_a_server_that_ends_by_itself_is_an_error_with_the_end_of_its_log(home, installed):
     with find_production(load_settings(home=home)).start() as server:
-        told = server.log_path.read_text()
         with pytest.raises(ServiceError, match="Triton ended with 3: error: the disk is gone"):
             server.wait()
+        told = server.log_path.read_text()
     assert f"--model-repository={home.resolve() / 'serving' / 'models'} " in told
     assert f"--model-control-mode=poll --repository-poll-secs={POLL_SECONDS} --http-address=127.0.0.1 " in told
 
