@@ -30,6 +30,7 @@ WITHOUT_KERNELS = (
 FIRST = (
     "acceptance/test_loop.py",
     *WITHOUT_KERNELS,
+    "environments/",  # kernels that a main job compiles first
     "acceptance/test_main_job.py",
     "acceptance/test_browser.py",
     "learning/succession/test_finetuning.py",

@@ -48,7 +48,7 @@ class Sizes:
     reopenings: int = 5
 
 
-SMOKE: Final = Sizes(20_000, 256, 4, 1, 200, 20, 1)
+SMOKE: Final = Sizes(20_000, 256, 4, 1, 200, 4, 1)
 
 
 def header(features: int = FEATURES, actions: int = ACTIONS) -> dict[str, Any]:

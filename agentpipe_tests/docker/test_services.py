@@ -109,7 +109,8 @@ def test_triton_starts_with_no_model_to_serve(name, tmp_path):
             files.health(service)[-1], {"localhost": "127.0.0.1", "8000": str(ports[8000])}
         ).split()
         wait_until(lambda: _is_there(url), "the server", process, tmp_path / "log")
-        assert _is_there(f"http://127.0.0.1:{ports[8002]}/metrics")
+        metrics = f"http://127.0.0.1:{ports[8002]}/metrics"  # a thread of its own answers there, a little later
+        wait_until(lambda: _is_there(metrics), "its figures", process, tmp_path / "log")
 
 
 def _is_there(url):
