@@ -30,13 +30,11 @@ WITHOUT_KERNELS = (
 FIRST = (
     "acceptance/test_loop.py",
     *WITHOUT_KERNELS,
-    "environments/",  # kernels that a main job compiles first
+    "environments/",  # from here on, in the order in which a main job compiles them
+    "experience/",
+    "learning/",
     "acceptance/test_main_job.py",
     "acceptance/test_browser.py",
-    "learning/succession/test_finetuning.py",
-    "experience/care/",
-    "learning/test_trainer.py",
-    "learning/gradient/test_anchor.py",
     "benchmarks/",
 )
 
