@@ -1,7 +1,7 @@
 """What every test gets: no Dagster or agentpipe settings from outside, one thread for each numeric library.
 
-Files that take minutes come first, so that no process works on one of them alone at the end. The very first runs a main
-job, which compiles every kernel; in the meantime the other processes test what needs none.
+Files that take minutes come early, so that no process works on one of them alone at the end. The very first runs a main
+job, which compiles every kernel; in the meantime the other processes test what needs none, or what it has compiled.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
+from agentpipe.cli.labelling import counted
 from agentpipe.cli.options import Home, Json
 from agentpipe.cli.output import INTERRUPTED, print_json, reporting, say
 
@@ -107,14 +108,9 @@ def _work(session: Session) -> bool:
 
 def _tell_end(session: Session, as_json: bool, interrupted: bool) -> None:
     figures = session.figures()
-    text = f"{_counted(figures['decisions'], 'decision')}, {figures['fallbacks']:,} by the fallback"
+    text = f"{counted(figures['decisions'], 'decision')}, {figures['fallbacks']:,} by the fallback"
     text += f", {figures['asked']:,} asked"
     _event(as_json, "ended", text, ok=True, interrupted=interrupted, **figures)
-
-
-def _counted(number: int, what: str) -> str:
-    """``1 order``, ``2 orders``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _event(as_json: bool, event: str, text: str, **fields: object) -> None:
@@ -255,7 +251,7 @@ def _serve(served: SimulatedLine, port: int, as_json: bool) -> bool:
         waiting.cancel()
         if started.is_set():
             url, lines = f"tcp://127.0.0.1:{served.port}", list(served.stations)
-            text = f"{url}  ({_counted(len(lines), 'station')}; Ctrl-C ends it)"
+            text = f"{url}  ({counted(len(lines), 'station')}; Ctrl-C ends it)"
             _event(as_json, "ready", text, url=url, lines=lines)
         await serving
 
@@ -271,8 +267,8 @@ def _serve(served: SimulatedLine, port: int, as_json: bool) -> bool:
 
 
 def _line_end(figures: Mapping[str, Any]) -> str:
-    text = f"{_counted(figures['orders'], 'order')}, {figures['successes']:,} well"
-    return f"{text}, {_counted(figures['answered'], 'answer')}, {_counted(figures['missed'], 'deadline')} missed"
+    text = f"{counted(figures['orders'], 'order')}, {figures['successes']:,} well"
+    return f"{text}, {counted(figures['answered'], 'answer')}, {counted(figures['missed'], 'deadline')} missed"
 
 
 def _operate(url: str, kind: str, who: str, station: str | None, as_json: bool) -> None:

@@ -14,7 +14,6 @@ from agentpipe.learning.trainer import train
 from agentpipe_tests.learning.tiny import (
     ACTION_NAMES,
     ACTIONS,
-    CHOICES,
     WIDTH,
     TinyExpert,
     TinyPool,
@@ -231,4 +230,3 @@ def test_an_empty_mask_is_the_pools_fault(tmp_path):
     with pytest.raises(EmptyMaskError) as caught:
         trained(tmp_path, Stuck(), options={"warm_up": tiny_warm_up()}, expert=TinyExpert())
     assert caught.value.where["environment"] == "tiny-4"
-    assert CHOICES * 4 == ACTIONS
